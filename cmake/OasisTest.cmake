@@ -14,7 +14,8 @@ function(oasis_add_test)
     add_executable(${arg_NAME} ${arg_SOURCES})
     target_link_libraries(${arg_NAME} PRIVATE OasisKV::oasis ${arg_LIBRARIES} GTest::gmock GTest::gtest_main)
     target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-    target_compile_definitions(${arg_NAME} PRIVATE OASIS_TEST_DATA_DIR="${PROJECT_SOURCE_DIR}/tests/data")
+    target_compile_definitions(${arg_NAME} PRIVATE OASIS_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+        OASIS_TEST_DATA_DIR="${PROJECT_SOURCE_DIR}/tests/data")
     oasis_target_warnings(${arg_NAME})
     # Found when ctest starts, so that a test that cannot start is a failed test and not a failed build.
     gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
