@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/block.hpp"
+
+#include "model/kernels.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace oasis_decode {
+namespace {
+
+std::size_t cells(std::int64_t a, std::int64_t b) { return static_cast<std::size_t>(a) * static_cast<std::size_t>(b); }
+
+// Within each head, row 2i + s of the file is row i + s d/2 of the halves order.
+void unpair_rows(std::span<const float> in, std::int64_t heads, std::int64_t head_dim, std::int64_t width, float* out)
+{
+    const std::int64_t half = head_dim / 2;
+    for (std::int64_t h = 0; h < heads; ++h) {
+        for (std::int64_t r = 0; r < head_dim; ++r) {
+            const std::int64_t target = h * head_dim + r / 2 + (r % 2) * half;
+            std::copy_n(in.data() + (h * head_dim + r) * width, width, out + target * width);
+        }
+    }
+}
+
+} // namespace
+
+BlockNames hf_block_names(const std::string& prefix)
+{
+    BlockNames names;
+    names.attention_norm = prefix + "input_layernorm.weight";
+    names.q = prefix + "self_attn.q_proj.weight";
+    names.k = prefix + "self_attn.k_proj.weight";
+    names.v = prefix + "self_attn.v_proj.weight";
+    names.output = prefix + "self_attn.o_proj.weight";
+    names.mlp_norm = prefix + "post_attention_layernorm.weight";
+    names.gate = prefix + "mlp.gate_proj.weight";
+    names.up = prefix + "mlp.up_proj.weight";
+    names.down = prefix + "mlp.down_proj.weight";
+    return names;
+}
+
+BlockNames gguf_block_names(int layer)
+{
+    const std::string prefix = "blk." + std::to_string(layer) + ".";
+    BlockNames names;
+    names.attention_norm = prefix + "attn_norm.weight";
+    names.q = prefix + "attn_q.weight";
+    names.k = prefix + "attn_k.weight";
+    names.v = prefix + "attn_v.weight";
+    names.output = prefix + "attn_output.weight";
+    names.mlp_norm = prefix + "ffn_norm.weight";
+    names.gate = prefix + "ffn_gate.weight";
+    names.up = prefix + "ffn_up.weight";
+    names.down = prefix + "ffn_down.weight";
+    names.adjacent_pairs = true;
+    return names;
+}
+
+const TensorView& WeightReader::require(const std::string& name, std::initializer_list<std::int64_t> shape)
+{
+    const TensorView* tensor = source_.find(name);
+    if (!tensor) { fail(source_.label(), ": tensor ", name, " is missing"); }
+    if (!std::equal(shape.begin(), shape.end(), tensor->shape.begin(), tensor->shape.end())) {
+        TensorView wanted;
+        wanted.shape = shape;
+        fail(source_.label(), ": tensor ", name, " has shape ", tensor->shape_text(), ", not ", wanted.shape_text());
+    }
+    used_.insert(name);
+    return *tensor;
+}
+
+void WeightReader::read_into(const std::string& name, std::initializer_list<std::int64_t> shape, std::span<float> out)
+{
+    dequantise(require(name, shape), out);
+}
+
+Buffer WeightReader::read(const std::string& name, std::initializer_list<std::int64_t> shape)
+{
+    const TensorView& tensor = require(name, shape);
+    Buffer buffer(static_cast<std::size_t>(tensor.elements()));
+    dequantise(tensor, buffer.span());
+    return buffer;
+}
+
+BlockWeights read_block(WeightReader& reader, const ModelConfig& config, const BlockNames& names)
+{
+    const std::int64_t hidden = config.hidden;
+    const std::int64_t q_rows = std::int64_t{config.q_heads} * config.head_dim;
+    const std::int64_t kv_rows = std::int64_t{config.kv_heads} * config.head_dim;
+    const std::int64_t inner = config.intermediate;
+    BlockWeights block;
+    block.attention_norm = reader.read(names.attention_norm, {hidden});
+    block.output = reader.read(names.output, {hidden, q_rows});
+    block.mlp_norm = reader.read(names.mlp_norm, {hidden});
+    block.down = reader.read(names.down, {hidden, inner});
+
+    // Every shape is checked before memory is taken for the fused matrices.
+    reader.require(names.q, {q_rows, hidden});
+    reader.require(names.k, {kv_rows, hidden});
+    reader.require(names.v, {kv_rows, hidden});
+    reader.require(names.gate, {inner, hidden});
+    reader.require(names.up, {inner, hidden});
+    block.qkv = Buffer(cells(q_rows + 2 * kv_rows, hidden));
+    const auto qkv = block.qkv.span();
+    const auto q = qkv.first(cells(q_rows, hidden));
+    const auto k = qkv.subspan(q.size(), cells(kv_rows, hidden));
+    if (names.adjacent_pairs) {
+        const Buffer paired_q = reader.read(names.q, {q_rows, hidden});
+        const Buffer paired_k = reader.read(names.k, {kv_rows, hidden});
+        unpair_rows(paired_q.span(), config.q_heads, config.head_dim, hidden, q.data());
+        unpair_rows(paired_k.span(), config.kv_heads, config.head_dim, hidden, k.data());
+    } else {
+        reader.read_into(names.q, {q_rows, hidden}, q);
+        reader.read_into(names.k, {kv_rows, hidden}, k);
+    }
+    reader.read_into(names.v, {kv_rows, hidden}, qkv.subspan(q.size() + k.size()));
+    block.gate_up = Buffer(cells(2 * inner, hidden));
+    reader.read_into(names.gate, {inner, hidden}, block.gate_up.span().first(cells(inner, hidden)));
+    reader.read_into(names.up, {inner, hidden}, block.gate_up.span().subspan(cells(inner, hidden)));
+    return block;
+}
+
+BlockRunner::BlockRunner(const ModelConfig& config, oasis::Executor& executor, int max_rows)
+    : config_(config), executor_(&executor), max_rows_(max_rows)
+{
+    oasis::detail::expects(max_rows >= 1, "BlockRunner: max_rows ", max_rows, " is less than 1");
+    const std::int64_t half = config.head_dim / 2;
+    const std::int64_t q_width = std::int64_t{config.q_heads} * config.head_dim;
+    const std::int64_t kv_width = std::int64_t{config.kv_heads} * config.head_dim;
+    for (std::int64_t i = 0; i < half; ++i) {
+        frequency_.push_back(std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim)));
+    }
+    cosine_ = Buffer(cells(max_rows, half));
+    sine_ = Buffer(cells(max_rows, half));
+    normed_ = Buffer(cells(max_rows, config.hidden));
+    qkv_ = Buffer(cells(max_rows, q_width + 2 * kv_width));
+    q_ = Buffer(cells(max_rows, q_width));
+    k_ = Buffer(cells(max_rows, kv_width));
+    v_ = Buffer(cells(max_rows, kv_width));
+    attended_ = Buffer(cells(max_rows, q_width));
+    gate_up_ = Buffer(cells(max_rows, 2 * std::int64_t{config.intermediate}));
+    active_ = Buffer(cells(max_rows, config.intermediate));
+}
+
+void BlockRunner::set_positions(std::span<const std::int64_t> positions)
+{
+    oasis::detail::expects(!positions.empty() && positions.size() <= static_cast<std::size_t>(max_rows_), "BlockRunner: ", positions.size(),
+                           " rows, not from 1 to ", max_rows_);
+    for (std::size_t r = 0; r < positions.size(); ++r) {
+        oasis::detail::expects(positions[r] >= 0, "BlockRunner: row ", r, " is at position ", positions[r]);
+        for (std::size_t i = 0; i < frequency_.size(); ++i) {
+            const double angle = static_cast<double>(positions[r]) * frequency_[i];
+            cosine_.data()[r * frequency_.size() + i] = static_cast<float>(std::cos(angle));
+            sine_.data()[r * frequency_.size() + i] = static_cast<float>(std::sin(angle));
+        }
+    }
+    rows_ = static_cast<int>(positions.size());
+}
+
+void BlockRunner::rotate()
+{
+    const std::int64_t d = config_.head_dim;
+    const std::int64_t q_width = config_.q_heads * d;
+    const std::int64_t kv_width = config_.kv_heads * d;
+    const std::int64_t width = q_width + 2 * kv_width;
+    const auto one = [&](std::size_t row) {
+        const auto r = static_cast<std::int64_t>(row);
+        const float* from = qkv_.data() + r * width;
+        const float* cosine = cosine_.data() + r * (d / 2);
+        const float* sine = sine_.data() + r * (d / 2);
+        rotate_heads(config_.q_heads, d, from, cosine, sine, q_.data() + r * q_width);
+        rotate_heads(config_.kv_heads, d, from + q_width, cosine, sine, k_.data() + r * kv_width);
+        std::copy_n(from + q_width + kv_width, kv_width, v_.data() + r * kv_width);
+    };
+    if (rows_ > kFewRows) {
+        executor_->parallel_for(static_cast<std::size_t>(rows_), one);
+    } else {
+        for (int r = 0; r < rows_; ++r) { one(static_cast<std::size_t>(r)); }
+    }
+}
+
+void BlockRunner::run(const BlockWeights& weights, int layer, float* x, const Attention& attention)
+{
+    const std::int64_t rows = rows_;
+    const std::int64_t hidden = config_.hidden;
+    const std::int64_t inner = config_.intermediate;
+    const std::int64_t q_width = std::int64_t{config_.q_heads} * config_.head_dim;
+    const std::int64_t qkv_width = q_width + 2 * std::int64_t{config_.kv_heads} * config_.head_dim;
+
+    rms_norm(*executor_, rows, hidden, x, weights.attention_norm.data(), config_.rms_eps, normed_.data());
+    multiply(*executor_, {.rows = rows, .in = hidden, .out = qkv_width, .x = normed_.data(), .w = weights.qkv.data(), .y = qkv_.data()});
+    rotate();
+    attention(layer, q_.data(), k_.data(), v_.data(), attended_.data());
+    multiply(*executor_, {.rows = rows, .in = q_width, .out = hidden, .x = attended_.data(), .w = weights.output.data(), .y = x, .accumulate = true});
+
+    rms_norm(*executor_, rows, hidden, x, weights.mlp_norm.data(), config_.rms_eps, normed_.data());
+    multiply(*executor_, {.rows = rows, .in = hidden, .out = 2 * inner, .x = normed_.data(), .w = weights.gate_up.data(), .y = gate_up_.data()});
+    swiglu(*executor_, rows, inner, gate_up_.data(), active_.data());
+    multiply(*executor_, {.rows = rows, .in = inner, .out = hidden, .x = active_.data(), .w = weights.down.data(), .y = x, .accumulate = true});
+}
+
+} // namespace oasis_decode

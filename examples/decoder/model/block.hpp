@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One decoder block: RMSNorm, attention with RoPE, SwiGLU, residuals. The attention itself is the caller's.
+#pragma once
+
+#include "model/buffer.hpp"
+#include "model/config.hpp"
+#include "model/tensor.hpp"
+
+#include <oasis/cpu/executor.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace oasis_decode {
+
+/// Attention of one layer for the rows of a step: q and out [rows, q_heads, d], k and v [rows, kv_heads, d], all
+/// contiguous and after RoPE (halves paired). It stores k and v where later rows find them and fills out.
+using Attention = std::function<void(int layer, const float* q, const float* k, const float* v, float* out)>;
+
+/// A block's weights; matrices are [out, in], row major.
+struct BlockWeights {
+    Buffer attention_norm;   ///< [hidden]
+    Buffer qkv;              ///< [(q_heads + 2 kv_heads) d, hidden]: query rows, key rows, value rows
+    Buffer output;           ///< [hidden, q_heads d]
+    Buffer mlp_norm;         ///< [hidden]
+    Buffer gate_up;          ///< [2 intermediate, hidden]: gate rows, up rows
+    Buffer down;             ///< [hidden, intermediate]
+};
+
+/// How a container names and orders a block's tensors.
+struct BlockNames {
+    std::string attention_norm, q, k, v, output, mlp_norm, gate, up, down;
+    bool adjacent_pairs = false;   ///< q and k rows are ordered for RoPE on neighbours (GGUF), to be put in halves
+};
+BlockNames hf_block_names(const std::string& prefix);     ///< "model.layers.3."
+BlockNames gguf_block_names(int layer);
+
+/// Finds tensors of a given shape, converts them, and remembers which were used.
+class WeightReader {
+public:
+    explicit WeightReader(const TensorSource& source) : source_(source) {}
+
+    /// Throws `ModelError` when the tensor is missing or of another shape.
+    const TensorView& require(const std::string& name, std::initializer_list<std::int64_t> shape);
+    void read_into(const std::string& name, std::initializer_list<std::int64_t> shape, std::span<float> out);
+    Buffer read(const std::string& name, std::initializer_list<std::int64_t> shape);
+    const std::set<std::string>& used() const noexcept { return used_; }
+
+private:
+    const TensorSource& source_;
+    std::set<std::string> used_;
+};
+
+/// Reads a block, fusing q, k, v and gate, up. `config` gives hidden, heads, head_dim and intermediate.
+BlockWeights read_block(WeightReader& reader, const ModelConfig& config, const BlockNames& names);
+
+/// Runs blocks. Owns the scratch for `max_rows` rows, so that running allocates nothing.
+class BlockRunner {
+public:
+    BlockRunner(const ModelConfig& config, oasis::Executor& executor, int max_rows);
+
+    /// Sets the rows of the step and their positions (RoPE angles).
+    void set_positions(std::span<const std::int64_t> positions);
+
+    /// x [rows, hidden] is the residual stream, changed in place.
+    void run(const BlockWeights& weights, int layer, float* x, const Attention& attention);
+
+    int rows() const noexcept { return rows_; }
+    int max_rows() const noexcept { return max_rows_; }
+    oasis::Executor& executor() const noexcept { return *executor_; }
+    /// Scratch [max_rows, hidden] that is free between two runs.
+    float* spare() noexcept { return normed_.data(); }
+
+private:
+    void rotate();
+
+    ModelConfig config_;
+    oasis::Executor* executor_;
+    int max_rows_;
+    int rows_ = 0;
+    std::vector<double> frequency_;
+    Buffer cosine_, sine_, normed_, qkv_, q_, k_, v_, attended_, gate_up_, active_;
+};
+
+} // namespace oasis_decode

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the decoder has to know of a model, from config.json or from GGUF keys. A setting that would change the
+// results and is not implemented is refused by name, never ignored.
+#pragma once
+
+#include "model/gguf.hpp"
+#include "model/json.hpp"
+
+#include <oasis/core/types.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace oasis_decode {
+
+struct ModelConfig {
+    std::string architecture;         ///< "LlamaForCausalLM" or "llama", as the file calls it
+    std::int32_t layers = 0;
+    std::int32_t hidden = 0;
+    std::int32_t q_heads = 0;
+    std::int32_t kv_heads = 0;
+    std::int32_t head_dim = 0;        ///< given by the file; need not be hidden / q_heads
+    std::int32_t intermediate = 0;
+    std::int32_t vocab = 0;           ///< 0 in a GGUF without the key: the loader takes it from the embedding
+    std::int64_t context = 0;
+    double rope_theta = 10000.0;
+    float rms_eps = 1e-5F;
+    std::optional<bool> tied_flag;    ///< what the file says; GGUF says nothing
+    bool tied = false;                ///< what holds, decided by the loader from the flag and the weights
+    std::optional<oasis::TokenId> bos;
+    std::vector<oasis::TokenId> eos;
+
+    oasis::ModelShape shape() const noexcept { return {layers, q_heads, kv_heads, head_dim}; }
+};
+
+ModelConfig config_from_json(const Json& config, const std::string& what);
+ModelConfig config_from_gguf(const GgufFile& file);
+
+} // namespace oasis_decode

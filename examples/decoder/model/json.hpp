@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Strict JSON reading: duplicate keys are refused, and every typed access names the file, the key and the value.
+#pragma once
+
+#include "model/mapped_file.hpp"
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace oasis_decode {
+
+using Json = nlohmann::json;
+
+/// Parses `text` (an object at the top); throws `ModelError` naming `what`.
+Json parse_json(std::string_view text, const std::string& what);
+
+/// Reads and parses a file of at most `limit` bytes.
+Json read_json(const std::filesystem::path& path, std::uint64_t limit);
+
+/// The member `key`, or null when it is absent or JSON null.
+const Json* member(const Json& object, std::string_view key);
+
+/// An integer member in [lowest, highest]; throws when it is absent, of another type or outside.
+std::int64_t integer_member(const Json& object, std::string_view key, std::int64_t lowest, std::int64_t highest,
+                            const std::string& what);
+
+/// A finite positive number.
+double positive_member(const Json& object, std::string_view key, const std::string& what);
+
+/// A boolean member, or `absent`.
+bool flag_member(const Json& object, std::string_view key, bool absent, const std::string& what);
+
+/// A string member, or `absent`.
+std::string string_member(const Json& object, std::string_view key, std::string_view absent, const std::string& what);
+
+/// A value for an error text: at most 60 characters, whatever bytes it holds.
+std::string shown(const Json& value);
+
+} // namespace oasis_decode

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/llama.hpp"
+#include "model/safetensors.hpp"
+#include "model/sha256.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace oasis_decode {
+namespace {
+
+constexpr std::uint64_t kMostConfigBytes = 16'000'000;
+constexpr std::uint64_t kMostTokenizerBytes = 100'000'000;
+
+struct GlobalNames {
+    const char* embedding;
+    const char* final_norm;
+    const char* head;
+};
+constexpr GlobalNames kHfNames = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"};
+constexpr GlobalNames kGgufNames = {"token_embd.weight", "output_norm.weight", "output.weight"};
+
+void sample(Sha256& hash, const TensorSource& source)
+{
+    constexpr std::size_t kSample = 1024;
+    for (const auto& name : source.names()) {
+        const auto bytes = source.find(name)->bytes;
+        hash.update(bytes.first(std::min(kSample, bytes.size())));
+    }
+}
+
+void add_size(Sha256& hash, std::uint64_t size) { hash.update(std::as_bytes(std::span(&size, 1))); }
+
+void read_head(LoadedModel& model, WeightReader& reader, const TensorSource& source, const char* name)
+{
+    ModelConfig& config = model.config;
+    const bool present = source.find(name) != nullptr;
+    if (!present) {
+        if (config.tied_flag == false) {
+            fail(source.label(), ": tensor ", name, " is missing, and \"tie_word_embeddings\" is false");
+        }
+        config.tied = true;
+        return;
+    }
+    model.head = reader.read(name, {config.vocab, config.hidden});
+    const bool equal = std::memcmp(model.head.data(), model.embedding.data(), model.head.size() * sizeof(float)) == 0;
+    if (equal) {
+        model.head = Buffer();
+    } else if (config.tied_flag == true) {
+        model.warnings.push_back(source.label() + ": \"tie_word_embeddings\" is true, but tensor " + name +
+                                 " differs from the embedding; the head of the file is used");
+    }
+    config.tied = equal;
+}
+
+// A tensor that nobody asked for could change the results: biases are refused, others are reported.
+void check_unused(LoadedModel& model, const WeightReader& reader, const TensorSource& source)
+{
+    for (const auto& name : source.names()) {
+        if (reader.used().contains(name) || name.ends_with("rotary_emb.inv_freq")) { continue; }
+        if (name.ends_with(".bias")) { fail(source.label(), ": tensor ", name, ": biases are not supported"); }
+        model.warnings.push_back(source.label() + ": tensor " + name + " is not used");
+    }
+}
+
+void read_weights(LoadedModel& model, const TensorSource& source, const GlobalNames& names, bool gguf)
+{
+    ModelConfig& config = model.config;
+    WeightReader reader(source);
+    if (config.vocab == 0) {
+        const TensorView* embedding = source.find(names.embedding);
+        if (embedding && embedding->shape.size() == 2 && embedding->shape[0] <= INT32_MAX) { config.vocab = static_cast<std::int32_t>(embedding->shape[0]); }
+    }
+    model.embedding = reader.read(names.embedding, {config.vocab, config.hidden});
+    model.final_norm = reader.read(names.final_norm, {config.hidden});
+    read_head(model, reader, source, names.head);
+    for (int layer = 0; layer < config.layers; ++layer) {
+        const auto block = gguf ? gguf_block_names(layer) : hf_block_names("model.layers." + std::to_string(layer) + ".");
+        model.blocks.push_back(read_block(reader, config, block));
+    }
+    check_unused(model, reader, source);
+    if (model.tokenizer.vocabulary() > static_cast<std::size_t>(config.vocab)) {
+        fail(source.label(), ": the tokenizer has ", model.tokenizer.vocabulary(), " tokens, the embedding ", config.vocab);
+    }
+}
+
+std::shared_ptr<const LoadedModel> load_gguf(const std::filesystem::path& path)
+{
+    const GgufFile file(path);
+    auto model = std::make_shared<LoadedModel>();
+    model->config = config_from_gguf(file);
+    model->tokenizer = Tokenizer::from_gguf(file);
+    read_weights(*model, file, kGgufNames, true);
+    Sha256 hash;
+    hash.update(file.header());
+    add_size(hash, std::filesystem::file_size(path));
+    sample(hash, file);
+    model->id = hash.hex();
+    return model;
+}
+
+std::shared_ptr<const LoadedModel> load_folder(const std::filesystem::path& folder)
+{
+    auto model = std::make_shared<LoadedModel>();
+    const auto config_path = folder / "config.json";
+    const Json config = read_json(config_path, kMostConfigBytes);
+    model->config = config_from_json(config, config_path.string());
+    const auto tokenizer_path = folder / "tokenizer.json";
+    model->tokenizer = Tokenizer::from_json(read_json(tokenizer_path, kMostTokenizerBytes), tokenizer_path.string());
+    const SafetensorsFolder source(folder);
+    read_weights(*model, source, kHfNames, false);
+    Sha256 hash;
+    const std::string canonical = config.dump();
+    hash.update(std::as_bytes(std::span(canonical)));
+    hash.update(MappedFile(tokenizer_path).bytes());
+    for (const auto& file : source.files()) { hash.update(file->header()); }
+    sample(hash, source);
+    model->id = hash.hex();
+    return model;
+}
+
+} // namespace
+
+std::shared_ptr<const LoadedModel> load_model(const std::filesystem::path& path)
+{
+    if (std::filesystem::is_directory(path)) { return load_folder(path); }
+    if (!std::filesystem::exists(path)) { fail("no model at ", path.string()); }
+    return load_gguf(path);
+}
+
+} // namespace oasis_decode

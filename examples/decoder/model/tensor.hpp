@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A tensor as it lies in a file, and its conversion to float.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace oasis_decode {
+
+enum class StorageType : std::uint8_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1 };
+
+std::string_view name(StorageType type) noexcept;
+
+/// How many elements one coded block holds, and its bytes. Plain types have blocks of one element.
+struct BlockLayout {
+    std::uint32_t elements = 1;
+    std::uint32_t bytes = 4;
+};
+BlockLayout layout_of(StorageType type) noexcept;
+
+/// The product of the dimensions, or nothing when it exceeds 2^62 or a dimension is negative.
+std::optional<std::uint64_t> element_count(std::span<const std::int64_t> shape) noexcept;
+
+/// A window into a mapped file that outlives it. `shape` is row major, the outermost dimension first.
+struct TensorView {
+    std::string name;
+    StorageType type = StorageType::kF32;
+    std::vector<std::int64_t> shape;
+    std::span<const std::byte> bytes;
+
+    std::int64_t elements() const noexcept;
+    std::string shape_text() const;
+};
+
+/// Writes the elements of `tensor` as float to out, which has room for all of them.
+void dequantise(const TensorView& tensor, std::span<float> out);
+
+/// Where a model's tensors come from: one file or a set of shards.
+class TensorSource {
+public:
+    virtual ~TensorSource() = default;
+    /// The tensor, or null when the model has none of that name.
+    virtual const TensorView* find(std::string_view name) const = 0;
+    virtual std::vector<std::string> names() const = 0;
+    /// What to call the source in an error.
+    virtual std::string label() const = 0;
+};
+
+} // namespace oasis_decode
