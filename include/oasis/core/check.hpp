@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sentences instead of concept traces: each `check_*<P>()` fails to compile with one line per thing that policy P lacks.
-// Put `static_assert(oasis::check_eviction<Mine>());` after a policy of your own.
+// Sentences instead of concept traces: each `check_*<P>()` fails to compile with one line per thing that policy P
+// lacks. Put `static_assert(oasis::check_eviction<Mine>());` after a policy of your own.
 #pragma once
 
 #include <oasis/concepts.hpp>

@@ -20,9 +20,9 @@
 
 namespace oasis {
 
-/// Spans and events as JSON of the Trace Event Format, which Perfetto and chrome://tracing open. Stages that compute and
-/// stages that move bytes have lanes of their own, one per thread that works there. Thread-safe; keeps `capacity` records
-/// and counts what came after.
+/// Spans and events as JSON of the Trace Event Format, which Perfetto and chrome://tracing open. Stages that compute
+/// and stages that move bytes have lanes of their own, one per thread that works there. Thread-safe; keeps `capacity`
+/// records and counts what came after.
 template <class Clock = std::chrono::steady_clock> class BasicChromeTrace {
 public:
     static constexpr bool enabled = true;
@@ -38,7 +38,8 @@ public:
         open_.push_back({stage, layer, std::this_thread::get_id(), now()});
     }
 
-    /// Ends the latest span of this stage and layer, of this thread when it began one. An end without a begin is ignored.
+    /// Ends the latest span of this stage and layer, of this thread when it began one. An end without a begin is
+    /// ignored.
     void end_span(Stage stage, LayerId layer)
     {
         const std::scoped_lock lock(mutex_);

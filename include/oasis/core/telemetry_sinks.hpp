@@ -65,8 +65,8 @@ public:
                         " sets; both must be at least 1.");
     }
 
-    /// Returns false, and changes nothing, when one named unit appears twice or disappears without having been there: then
-    /// the stream is out of order or incomplete. Refusals change nothing and are always in order.
+    /// Returns false, and changes nothing, when one named unit appears twice or disappears without having been there:
+    /// then the stream is out of order or incomplete. Refusals change nothing and are always in order.
     bool apply(const Event& event)
     {
         if (event.kind == EventKind::kRefused) { return true; }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Throughput of transfers that overlap. The sum of their durations counts shared time more than once and reports too little;
-// all bytes over the last one's duration report more than the link can do. The meter divides by the time at least one ran.
+// Throughput of transfers that overlap. The sum of their durations counts shared time more than once and reports too
+// little; all bytes over the last one's duration report more than the link can do. The meter divides by the time at
+// least one ran.
 #pragma once
 
 #include <chrono>

@@ -44,7 +44,8 @@ constexpr std::int32_t sets_of(const CacheConfig& config) noexcept
     return config.scope == SelectionScope::kLayer ? 1 : config.shape.kv_heads;
 }
 
-/// Smallest recent window: rows of one step (8 verify, 2 lookahead) and the block they end must still be in native form.
+/// Smallest recent window: rows of one step (8 verify, 2 lookahead) and the block they end must still be in native
+/// form.
 inline constexpr std::int32_t kMinRecent = 16;
 
 namespace detail {
@@ -128,7 +129,8 @@ inline void validate_limits(const CacheConfig& config)
 
 } // namespace detail
 
-/// Throws `InvalidArgument` for the first field of `config` that can never work. Whether the memory suffices is the cache's to say.
+/// Throws `InvalidArgument` for the first field of `config` that can never work. Whether the memory suffices is the
+/// cache's to say.
 inline void validate(const CacheConfig& config)
 {
     detail::validate_shape(config.shape);

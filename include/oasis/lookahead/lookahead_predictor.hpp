@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Guesses which blocks the next step must read. A lookahead row has asked the next step's question already, with a drafted
-// token; without one, the last row's answer is the best guess, since consecutive rows read mostly the same blocks.
+// Guesses which blocks the next step must read. A lookahead row has asked the next step's question already, with a
+// drafted token; without one, the last row's answer is the best guess, since consecutive rows read mostly the same
+// blocks.
 #pragma once
 
 #include <oasis/core/check.hpp>
@@ -37,9 +38,9 @@ struct NoLookahead {
     void forget(SequenceId) const noexcept {}
 };
 
-/// Source of a guess: the lookahead rows of the last step, first row first; else the last verify row; else nothing. Rows of a
-/// step are observed in position order, verify rows before lookahead rows. Memory is taken once per sequence, at its first
-/// row, and used again by later sequences. One thread at a time.
+/// Source of a guess: the lookahead rows of the last step, first row first; else the last verify row; else nothing.
+/// Rows of a step are observed in position order, verify rows before lookahead rows. Memory is taken once per
+/// sequence, at its first row, and used again by later sequences. One thread at a time.
 class LookaheadPredictor {
 public:
     explicit LookaheadPredictor(const LookaheadOptions& options) : options_(options)

@@ -14,8 +14,8 @@
 
 namespace oasis {
 
-/// Least recent access first; of slots last read at the same `now`, the lower one. Inserting, reading and erasing are O(1): a
-/// list in order of access. The order within one `now` is made when a victim is first looked for there.
+/// Least recent access first; of slots last read at the same `now`, the lower one. Inserting, reading and erasing are
+/// O(1): a list in order of access. The order within one `now` is made when a victim is first looked for there.
 class LruEviction {
 public:
     /// Keeps what slots below `slots` hold; the others are erased.
@@ -134,12 +134,12 @@ private:
     std::vector<std::int32_t> run_;
     std::int32_t head_ = kEnd;
     std::int32_t tail_ = kEnd;
-    std::uint64_t sorted_through_ = 0; ///< runs of stamps up to this one are in slot order, when sorted_any_
+    std::uint64_t sorted_through_ = 0; ///< with sorted_any_: runs up to this stamp are in slot order
     bool sorted_any_ = false;
 };
 
-/// Second chance: a hand goes round, clears the mark of slots read since it last passed and takes the first unmarked one.
-/// One bit of history instead of an order: reads cost a store and nothing else.
+/// Second chance: a hand goes round, clears the mark of slots read since it last passed and takes the first unmarked
+/// one. One bit of history instead of an order: reads cost a store and nothing else.
 class ClockEviction {
 public:
     void resize(std::size_t slots)

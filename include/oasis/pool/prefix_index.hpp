@@ -23,8 +23,9 @@ struct Hash128 {
     friend constexpr bool operator==(const Hash128&, const Hash128&) = default;
 };
 
-/// Hash of a block's tokens and of everything before it: `parent` is the hash of the block before, `Hash128{}` for the first.
-/// A salt gives sequences a name space of their own. The compiled library uses XXH3; its values and the header's differ.
+/// Hash of a block's tokens and of everything before it: `parent` is the hash of the block before, `Hash128{}` for the
+/// first. A salt gives sequences a name space of their own. The compiled library uses XXH3; its values and the
+/// header's differ.
 #ifdef OASIS_COMPILED
 Hash128 chain_hash(Hash128 parent, std::span<const TokenId> tokens, std::uint64_t salt) noexcept;
 #else
@@ -54,10 +55,10 @@ struct ChainHasher {
     }
 };
 
-/// The hash only finds candidates. A hit has equal tokens, the same salt and the same block before it, so colliding hashes are
-/// misses. A block whose predecessor left the index is unreachable, even if the predecessor's id is used again. Two blocks
-/// of equal content may exist (two prompts computed side by side): the first is the one found, and successors of either are
-/// successors of both. Not thread-safe.
+/// The hash only finds candidates. A hit has equal tokens, the same salt and the same block before it, so colliding
+/// hashes are misses. A block whose predecessor left the index is unreachable, even if the predecessor's id is used
+/// again. Two blocks of equal content may exist (two prompts computed side by side): the first is the one found, and
+/// successors of either are successors of both. Not thread-safe.
 template <class Hasher = ChainHasher> class PrefixIndex {
 public:
     explicit PrefixIndex(Hasher hasher = {}) : hasher_(std::move(hasher)) {}
@@ -79,8 +80,8 @@ public:
         return hit == last ? std::nullopt : std::optional(hit->second.block);
     }
 
-    /// Returns true when `block` is now the one found by this content; false when an equal one was there before it, or when
-    /// `parent` is not in the index, so that nothing could ever find the block.
+    /// Returns true when `block` is now the one found by this content; false when an equal one was there before it, or
+    /// when `parent` is not in the index, so that nothing could ever find the block.
     bool insert(Hash128 key, BlockId parent, std::span<const TokenId> tokens, BlockId block, std::uint64_t salt = 0)
     {
         detail::expects(raw(block) >= 0, "PrefixIndex::insert: block id ", raw(block), " is negative.");
@@ -110,6 +111,15 @@ public:
         const auto entry = std::find_if(first, last, [&](const auto& e) { return e.second.block == block; });
         if (entry != last) { entries_.erase(entry); }
         blocks_.erase(found);
+    }
+
+    /// Whether `find` can return this block.
+    bool contains(BlockId block) const
+    {
+        const auto found = blocks_.find(raw(block));
+        if (found == blocks_.end()) { return false; }
+        const auto [first, last] = entries_.equal_range(found->second.key);
+        return std::any_of(first, last, [&](const auto& e) { return e.second.block == block; });
     }
 
     /// Blocks that can be found.

@@ -25,9 +25,10 @@ struct StoreOptions {
     std::size_t capacity_bytes = 0; ///< never exceeded; a block takes unit_bytes * layers * sets
 };
 
-/// Memory is taken in chunks of whole blocks as blocks are reserved; a chunk without blocks is given back. Memory that was
-/// never written costs no physical pages. A unit that was not written since its block was reserved is not delivered.
-/// `reserve` and `release` need the store to themselves; writes and reads of distinct units may run on several threads.
+/// Memory is taken in chunks of whole blocks as blocks are reserved; a chunk without blocks is given back. Memory that
+/// was never written costs no physical pages. A unit that was not written since its block was reserved is not
+/// delivered. `reserve` and `release` need the store to themselves; writes and reads of distinct units may run on
+/// several threads.
 class RamStore {
 public:
     explicit RamStore(const StoreOptions& options) : options_(options)
@@ -47,7 +48,8 @@ public:
     RamStore(const RamStore&) = delete;
     RamStore& operator=(const RamStore&) = delete;
 
-    /// Room for all units of a block; false when the capacity or the system's memory is used up. Nothing has changed then.
+    /// Room for all units of a block; false when the capacity or the system's memory is used up. Nothing has changed
+    /// then.
     bool reserve(BlockId block)
     {
         detail::expects(raw(block) >= 0, "RamStore::reserve: block id ", raw(block), " is negative.");

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The cache with its types erased: one virtual call per layer. The decoder and language bindings use it.
+#pragma once
+
+#include <oasis/core/options.hpp>
+#include <oasis/core/step.hpp>
+#include <oasis/core/telemetry.hpp>
+#include <oasis/cpu/executor.hpp>
+
+#include <functional>
+#include <memory>
+#include <span>
+
+namespace oasis {
+
+/// All optional. They run on the thread that calls `create`, `begin_step`, `enqueue_attend` or `commit`, never on a worker and with no
+/// lock held; they may call `remove` and `stats`. Calling `begin_step`, `commit` or the destructor from one throws `InvalidArgument`.
+struct Callbacks {
+    std::function<void(const Event&)> on_event;
+    /// Fast memory is short by `bytes`: the engine may remove sequences and returns what it freed; 0 means it cannot.
+    std::function<std::size_t(std::size_t bytes)> on_pressure;
+    /// The sequence lost blocks that no tier holds any more; `what` says which and why.
+    std::function<void(SequenceId, std::string_view what)> on_failure;
+};
+
+/// What a cache of a configuration takes: before it is made.
+struct Footprint {
+    std::size_t kv_bytes_per_token = 0;       ///< native K and V of all layers
+    std::size_t slow_bytes_per_token = 0;     ///< coded
+    std::size_t summary_bytes_per_token = 0;  ///< closed groups
+    std::size_t fast_bytes_per_sequence = 0;  ///< logical set, native window, open groups: what admission reserves, without closed summaries
+    std::size_t landing_bytes = 0;            ///< landing slots of a step, once per cache
+    std::size_t scratch_bytes = 0;            ///< working memory, allocated at construction
+};
+
+/// One thread drives a cache; `stats` may be called from any thread. Overlapping calls throw `InvalidArgument`.
+class AnyKVCache {
+public:
+    virtual ~AnyKVCache() = default;
+
+    virtual const CacheConfig& config() const noexcept = 0;
+
+    virtual CreateResult create(const SequenceOptions&) = 0;
+    /// Copy-on-write: whole blocks and closed summary groups are shared, the open ones copied.
+    virtual ForkResult fork(SequenceId) = 0;
+    /// Forgets positions >= length. Throws when length exceeds the sequence's.
+    virtual void truncate(SequenceId, TokenIndex length) = 0;
+    virtual RemoveResult remove(SequenceId) = 0;
+    virtual TokenIndex length(SequenceId) const = 0;
+
+    /// Opens a step over groups of different sequences. Allocates every block the rows need, or refuses with the full tier.
+    virtual Step begin_step(Queue, std::span<const RowGroup>) = 0;
+    /// Layers are called in order 0..layers-1, each once.
+    virtual void enqueue_attend(Queue, Step&, LayerId, const AttendArgs&) = 0;
+    /// One entry per group, in the groups' order. The rest of the rows is rolled back.
+    virtual CommitResult commit(Queue, Step&&, std::span<const Accepted>) = 0;
+
+    /// Changes the fast memory's size while sequences live; returns the size reached, which is larger than asked when logical sets need it.
+    virtual std::size_t resize_fast(std::size_t bytes) = 0;
+
+    virtual Stats stats() const = 0;
+
+protected:
+    AnyKVCache() = default;
+    AnyKVCache(const AnyKVCache&) = delete;
+    AnyKVCache& operator=(const AnyKVCache&) = delete;
+};
+
+/// Makes a CPU cache for `config` with the default policies. Throws `InvalidArgument` or `Unsupported` with the offending value.
+std::unique_ptr<AnyKVCache> make_cache(const CacheConfig& config, Callbacks callbacks = {});
+
+/// The same arithmetic as the constructor's, without allocating.
+Footprint footprint(const CacheConfig& config);
+
+} // namespace oasis

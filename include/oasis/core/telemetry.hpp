@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a cache tells the outside: counters, residency events, spans. Sinks live in telemetry_sinks.hpp.
+#pragma once
+
+#include <oasis/core/types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace oasis {
+
+/// Cumulative counters of a cache; all monotonic. Token counts are per (layer, selection set) unless said otherwise.
+struct Counters {
+    std::uint64_t steps = 0;
+    std::uint64_t sparse_row_sets = 0;     ///< (row, layer, set) triples that went through selection: the denominator of the next ones
+    std::uint64_t dense_row_sets = 0;      ///< the same for dense rows (no score pass)
+    std::uint64_t attended_tokens = 0;     ///< tokens read by sparse rows, summed over row sets
+    std::uint64_t must_tokens = 0;         ///< tokens of the must sets of sparse rows
+    std::uint64_t resident_must_tokens = 0;///< of those, in fast memory at use
+    std::uint64_t fetched_tokens = 0;      ///< fetched on demand for sparse rows (the initial fill of a logical set not counted)
+    std::uint64_t initial_tokens = 0;      ///< fetched to fill a logical set at a sequence's first sparse row
+    std::uint64_t prefetched_tokens = 0;   ///< brought in by lookahead
+    std::uint64_t skipped_tokens = 0;      ///< must tokens not read because of the miss policy
+    std::uint64_t fetched_bytes = 0;       ///< bytes copied slow -> fast on demand
+    std::uint64_t prefetched_bytes = 0;    ///< bytes copied slow -> fast ahead of need
+    std::uint64_t streamed_bytes = 0;      ///< bytes of slow blocks that dense attention streamed through
+    std::uint64_t sealed_blocks = 0;
+    std::uint64_t sealed_bytes = 0;        ///< bytes written through to the slow tier
+    std::uint64_t score_passes = 0;        ///< score passes launched (layer granularity)
+    std::uint64_t prefix_query_tokens = 0; ///< prompt tokens looked up in the prefix index
+    std::uint64_t prefix_hit_tokens = 0;   ///< of those, found
+    std::uint64_t stale_copies = 0;        ///< transfers whose generation no longer matched: never consumed
+    std::uint64_t foreign_predictions = 0; ///< predicted blocks that are not the sequence's: ignored
+    double captured_mass = 0;              ///< with measure_mass: sum over (row, layer, query head) of the true mass read
+    std::uint64_t captured_heads = 0;      ///< the number of terms of that sum
+};
+
+/// Where the memory is now. free + resident + pinned + in_flight == capacity, in slots, after every operation.
+struct SlotCounts {
+    std::int64_t capacity = 0;
+    std::int64_t free = 0;
+    std::int64_t resident = 0;  ///< hold a block and may be victims or belong to a logical set
+    std::int64_t pinned = 0;    ///< read by the step in progress
+    std::int64_t in_flight = 0; ///< target of a transfer
+    friend constexpr bool operator==(const SlotCounts&, const SlotCounts&) = default;
+};
+
+struct Stats {
+    Counters counters{};
+    SlotCounts slots{};
+    std::size_t fast_bytes = 0;         ///< in use: resident slots, native blocks, summaries
+    std::size_t fast_capacity = 0;
+    std::size_t native_bytes = 0;       ///< native blocks (the recent windows)
+    std::size_t summary_bytes = 0;
+    std::size_t slow_bytes = 0;         ///< coded blocks in the slow tier
+    std::size_t slow_capacity = 0;
+    std::int64_t sequences = 0;
+    std::int64_t blocks = 0;            ///< live blocks over all sequences, a shared one counted once
+};
+
+enum class EventKind : std::uint8_t { kStored, kPromoted, kEvicted, kDropped, kRefused };
+enum class EventReason : std::uint8_t { kSeal, kDemand, kPrefetch, kPressure, kRemoved, kTruncated, kStoreFailed };
+
+/// One change of where a head-block is. Replaying the stream gives the residency map.
+struct Event {
+    EventKind kind{};
+    EventReason reason{};
+    Tier tier{};
+    BlockId block = BlockId::kNone;
+    LayerId layer = -1;    ///< -1: all layers
+    std::int32_t set = -1; ///< KV head, or 0 in layer scope; -1: all
+    std::size_t bytes = 0;
+};
+
+constexpr std::string_view name(EventKind kind) noexcept
+{
+    constexpr std::string_view names[] = {"stored", "promoted", "evicted", "dropped", "refused"};
+    return names[static_cast<int>(kind)];
+}
+
+constexpr std::string_view name(EventReason reason) noexcept
+{
+    constexpr std::string_view names[] = {"seal", "demand", "prefetch", "pressure", "removed", "truncated", "store_failed"};
+    return names[static_cast<int>(reason)];
+}
+
+/// Stages of a step, for spans.
+enum class Stage : std::uint8_t { kAppend, kScore, kSelect, kResolve, kFetch, kAttend, kPrefill, kSeal, kPrefetch };
+
+constexpr std::string_view name(Stage stage) noexcept
+{
+    constexpr std::string_view names[] = {"append", "score", "select", "resolve", "fetch", "attend", "prefill", "seal", "prefetch"};
+    return names[static_cast<int>(stage)];
+}
+
+} // namespace oasis
