@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Logits and greedy ids against stored float32 references of two models.
+#include "decoder/support.hpp"
+
+namespace oasis_decode::test {
+namespace {
+
+constexpr float kTolerance = 5e-3F;
+constexpr std::size_t kChunk = 256;
+
+struct Expected {
+    std::int64_t position;
+    std::vector<TokenId> ids;
+    std::vector<float> logits;
+    double logsumexp = NAN;
+};
+
+TokenId argmax(const std::vector<float>& logits) { return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin()); }
+
+void compare(const Expected& expected, const std::vector<float>& logits)
+{
+    for (std::size_t i = 0; i < expected.ids.size(); ++i) {
+        EXPECT_NEAR(logits[static_cast<std::size_t>(expected.ids[i])], expected.logits[i], kTolerance)
+            << "position " << expected.position << ", token " << expected.ids[i];
+    }
+    if (std::isnan(expected.logsumexp)) { return; }
+    const double highest = *std::max_element(logits.begin(), logits.end());
+    double sum = 0;
+    for (const float x : logits) { sum += std::exp(static_cast<double>(x) - highest); }
+    EXPECT_NEAR(highest + std::log(sum), expected.logsumexp, kTolerance) << "position " << expected.position;
+}
+
+/// Prefills `ids` in chunks, then decodes along `greedy` token by token; checks every expected position on the way.
+void follow(const std::shared_ptr<const LoadedModel>& model, const std::vector<TokenId>& ids, const std::vector<TokenId>& greedy,
+            const std::vector<Expected>& expected)
+{
+    oasis::ThreadPool threads;
+    DenseRun run(model, threads, kChunk, static_cast<std::int64_t>(ids.size() + greedy.size()));
+    std::size_t checked = 0;
+    std::vector<float> last;
+    for (std::size_t begin = 0; begin < ids.size(); begin += kChunk) {
+        const std::size_t count = std::min(kChunk, ids.size() - begin);
+        run.forward(std::span(ids).subspan(begin, count));
+        for (const auto& e : expected) {
+            const std::int64_t row = e.position - static_cast<std::int64_t>(begin);
+            if (row < 0 || row >= static_cast<std::int64_t>(count)) { continue; }
+            compare(e, run.logits(static_cast<int>(row)));
+            ++checked;
+        }
+    }
+    if (!greedy.empty()) { last = run.logits(static_cast<int>((ids.size() - 1) % kChunk)); }
+    for (std::size_t i = 0; i < greedy.size(); ++i) {
+        ASSERT_EQ(argmax(last), greedy[i]) << "answer token " << i;
+        if (i + 1 == greedy.size()) { break; }
+        run.forward(std::span(greedy).subspan(i, 1));
+        last = run.logits(0);
+        for (const auto& e : expected) {
+            if (e.position == run.next() - 1) {
+                compare(e, last);
+                ++checked;
+            }
+        }
+    }
+    EXPECT_GT(checked, 0U);
+}
+
+std::vector<Expected> expectations(const Json& list, const char* ids, const char* logits)
+{
+    std::vector<Expected> out;
+    for (const auto& entry : list) {
+        out.push_back({entry["position"], entry[ids].get<std::vector<TokenId>>(), entry[logits].get<std::vector<float>>(), entry.value("logsumexp", NAN)});
+    }
+    return out;
+}
+
+const Json& item_of(const Json& reference, const char* key, const std::string& name)
+{
+    for (const auto& item : reference["items"]) {
+        if (item[key] == name) { return item; }
+    }
+    throw std::runtime_error("no reference item " + name);
+}
+
+class Retrieval : public testing::Test {
+protected:
+    static void SetUpTestSuite()
+    {
+        model_ = load_model(data_dir() / "retrieval-14m");
+        reference_ = read_json(data_dir() / "retrieval-14m" / "reference.json", 100'000'000);
+    }
+    static void TearDownTestSuite() { model_.reset(); }
+
+    void check(const std::string& task, std::size_t most_tokens)
+    {
+        const Json& item = item_of(reference_, "task", task);
+        auto ids = item["prompt_ids"].get<std::vector<TokenId>>();
+        const bool whole = ids.size() <= most_tokens;
+        ids.resize(std::min(ids.size(), most_tokens));
+        follow(model_, ids, whole ? item["greedy_ids"].get<std::vector<TokenId>>() : std::vector<TokenId>(), expectations(item["top20"], "ids", "logits"));
+    }
+
+    static inline std::shared_ptr<const LoadedModel> model_;
+    static inline Json reference_;
+};
+
+TEST_F(Retrieval, LoadsWithoutWarnings)
+{
+    EXPECT_TRUE(model_->warnings.empty());
+    EXPECT_TRUE(model_->config.tied);
+    EXPECT_EQ(model_->config.shape(), (oasis::ModelShape{8, 6, 2, 64}));
+    EXPECT_EQ(model_->config.eos, (std::vector<TokenId>{1, 0}));
+    EXPECT_FALSE(model_->config.bos.has_value());
+    EXPECT_EQ(model_->id.size(), 64U);
+}
+
+TEST_F(Retrieval, LogitsOfTheFirst1700TokensOfRecords) { check("kv_dense", 1700); }
+TEST_F(Retrieval, LogitsOfTheFirst1024TokensOfATable) { check("json", 1024); }
+
+TEST_F(Retrieval, GreedyIdsOfRecords)
+{
+    if (!long_tests()) { GTEST_SKIP() << "set OASIS_LONG_TESTS=1 for the whole prompts"; }
+    check("kv_dense", SIZE_MAX);
+}
+
+TEST_F(Retrieval, GreedyIdsOfATable)
+{
+    if (!long_tests()) { GTEST_SKIP() << "set OASIS_LONG_TESTS=1 for the whole prompts"; }
+    check("json", SIZE_MAX);
+}
+
+// The chunks of a prefill and few-row steps agree within rounding; few-row steps agree with each other to the bit.
+TEST_F(Retrieval, RowsDoNotDependOnTheirNeighbours)
+{
+    const auto ids = item_of(reference_, "task", "kv_dense")["prompt_ids"].get<std::vector<TokenId>>();
+    oasis::ThreadPool two(2);
+    oasis::InlineExecutor one;
+    DenseRun wide(model_, two, 64, 64), eight(model_, two, 8, 64), single(model_, one, 1, 64);
+    wide.forward(std::span(ids).first(40));
+    for (std::size_t at = 0; at < 40; at += 8) { eight.forward(std::span(ids).subspan(at, 8)); }
+    for (std::size_t at = 0; at < 40; ++at) { single.forward(std::span(ids).subspan(at, 1)); }
+    const auto a = wide.logits(39), b = eight.logits(7), c = single.logits(0);
+    EXPECT_EQ(b, c);
+    for (std::size_t i = 0; i < a.size(); ++i) { ASSERT_NEAR(a[i], b[i], 1e-3F) << "token " << i; }
+    EXPECT_EQ(std::memcmp(eight.llama().hidden().last(384).data(), single.llama().hidden().data(), 384 * sizeof(float)), 0);
+}
+
+TEST_F(Retrieval, ForwardRefusesWrongRows)
+{
+    oasis::InlineExecutor executor;
+    Llama llama(model_, executor, 2);
+    const Attention none = [](int, const float*, const float*, const float*, float*) {};
+    const std::vector<TokenId> tokens = {1, 4096, 2};
+    const std::vector<std::int64_t> positions = {0, 1, 2};
+    std::vector<float> logits(4096);
+    const auto text_of = [](const auto& call) -> std::string {
+        try {
+            call();
+        } catch (const oasis::InvalidArgument& error) {
+            return error.what();
+        }
+        return "no error";
+    };
+    EXPECT_NE(text_of([&] { llama.forward(std::span(tokens).first(2), std::span(positions).first(2), none); }).find("4096"), std::string::npos);
+    const std::vector<TokenId> three = {1, 2, 3};
+    EXPECT_NE(text_of([&] { llama.forward(three, positions, none); }).find("3 rows"), std::string::npos);
+    EXPECT_NE(text_of([&] { llama.forward(three, std::span(positions).first(2), none); }).find("2 positions"), std::string::npos);
+    const std::vector<std::int64_t> negative = {-5};
+    EXPECT_NE(text_of([&] { llama.forward(std::span(three).first(1), negative, none); }).find("-5"), std::string::npos);
+    EXPECT_THROW(Llama(model_, executor, 0), oasis::InvalidArgument);
+    llama.forward(std::span(three).first(1), std::span(positions).first(1), [](int, const float*, const float*, const float*, float* out) { std::fill_n(out, 384, 0.0F); });
+    const int wrong = 1;
+    EXPECT_NE(text_of([&] { llama.logits(std::span(&wrong, 1), logits); }).find("row 1"), std::string::npos);
+}
+
+class SmolLM2 : public testing::Test {
+protected:
+    void SetUp() override
+    {
+        const auto path = smollm2_path();
+        if (path.empty()) { GTEST_SKIP() << "SmolLM2-135M-Instruct.Q4_1.gguf is not in $OASIS_TEST_MODEL_DIR"; }
+        if (!model_) {
+            model_ = load_model(path);
+            reference_ = read_json(data_dir() / "smollm2-135m" / "reference.json", 100'000'000);
+        }
+    }
+    static void TearDownTestSuite() { model_.reset(); }
+
+    void check(const std::string& name)
+    {
+        const Json& item = item_of(reference_, "name", name);
+        follow(model_, item["ids"].get<std::vector<TokenId>>(), item.value("greedy_ids", std::vector<TokenId>()),
+               expectations(item["logits"], "top_ids", "top_logits"));
+    }
+
+    static inline std::shared_ptr<const LoadedModel> model_;
+    static inline Json reference_;
+};
+
+TEST_F(SmolLM2, DEC_07_NineHeadsOnThree)
+{
+    EXPECT_EQ(model_->config.shape(), (oasis::ModelShape{30, 9, 3, 64}));
+    EXPECT_TRUE(model_->config.tied);
+    EXPECT_TRUE(model_->warnings.empty());
+    check("short");
+}
+TEST_F(SmolLM2, Chat) { check("chat"); }
+TEST_F(SmolLM2, Mixed) { check("mixed"); }
+TEST_F(SmolLM2, LongText)
+{
+    if (!long_tests()) { GTEST_SKIP() << "set OASIS_LONG_TESTS=1 for 2,048 tokens"; }
+    check("long-2048");
+}
+TEST_F(SmolLM2, LongerText)
+{
+    if (!long_tests()) { GTEST_SKIP() << "set OASIS_LONG_TESTS=1 for 7,168 tokens"; }
+    check("long-7168");
+}
+
+} // namespace
+} // namespace oasis_decode::test
