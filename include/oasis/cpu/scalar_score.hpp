@@ -21,8 +21,7 @@ using cpu::GroupEstimate;
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-template <class T>
-T load_at(const std::byte* bytes, std::size_t index) noexcept
+template <class T> T load_at(const std::byte* bytes, std::size_t index) noexcept
 {
     T value;
     std::memcpy(&value, bytes + index * sizeof(T), sizeof(T));
@@ -34,7 +33,8 @@ inline void read_channel(const GroupEstimate& job, std::int32_t channel, float* 
 {
     const SummaryLayout& layout = job.layout;
     if (!job.coded || layout.plain()) {
-        const std::byte* data = job.group + sizeof(SummaryHeader) + std::size_t(channel) * layout.native_channel_bytes();
+        const std::byte* data =
+            job.group + sizeof(SummaryHeader) + std::size_t(channel) * layout.native_channel_bytes();
         for (std::size_t i = 0; i < 64; ++i) {
             out[i] = layout.native_element() == 4 ? load_at<float>(data, i) : to_float(load_at<f16>(data, i));
         }
@@ -130,7 +130,8 @@ inline void scalar_max_into(const float* x, std::int32_t n, float shift, float* 
     }
 }
 
-inline void scalar_log_mean(const float* x, std::int32_t heads, std::int64_t stride, const float* shift, std::int32_t n, float* scores)
+inline void scalar_log_mean(const float* x, std::int32_t heads, std::int64_t stride, const float* shift, std::int32_t n,
+                            float* scores)
 {
     const float log_heads = std::log(static_cast<float>(heads));
     for (std::int32_t i = 0; i < n; ++i) {
@@ -155,8 +156,12 @@ namespace oasis::cpu {
 inline const ScoreKernels& scalar_score_kernels()
 {
     namespace scalar = oasis::detail::score;
-    static constexpr ScoreKernels kernels{scalar::scalar_estimate,    scalar::scalar_block_log_mass, scalar::scalar_max_finite,
-                                          scalar::scalar_exp_shifted, scalar::scalar_max_into,       scalar::scalar_log_mean,
+    static constexpr ScoreKernels kernels{scalar::scalar_estimate,
+                                          scalar::scalar_block_log_mass,
+                                          scalar::scalar_max_finite,
+                                          scalar::scalar_exp_shifted,
+                                          scalar::scalar_max_into,
+                                          scalar::scalar_log_mean,
                                           "scalar"};
     return kernels;
 }

@@ -20,7 +20,7 @@ struct GroupEstimate {
     bool coded = false;
     const float* const* weights = nullptr; ///< [pairs] -> [planes, head_dim], then the spread's weight
     std::int32_t pairs = 0;
-    float* estimates = nullptr;            ///< [pairs, 64], by slot; aligned to 64 bytes
+    float* estimates = nullptr; ///< [pairs, 64], by slot; aligned to 64 bytes
 };
 
 /// Pairs of one call at most.
@@ -37,7 +37,8 @@ struct ScoreKernels {
     /// scores = max(scores, x - shift), skipping NaN on either side.
     void (*max_into)(const float* x, std::int32_t n, float shift, float* scores);
     /// scores = log of the mean over heads of exp(x_h - shift_h), skipping heads that are NaN.
-    void (*log_mean)(const float* x, std::int32_t heads, std::int64_t stride, const float* shift, std::int32_t n, float* scores);
+    void (*log_mean)(const float* x, std::int32_t heads, std::int64_t stride, const float* shift, std::int32_t n,
+                     float* scores);
     const char* name; ///< "scalar", or the instruction set chosen at run time
 };
 

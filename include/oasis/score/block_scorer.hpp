@@ -29,23 +29,23 @@ namespace oasis {
 /// <= p - recent, else in native form; of that, the sub-blocks that are complete at p. Its last, incomplete sub-block [p / t * t, p] comes
 /// from its tail. A row at a negative position is padding: all its log masses are -inf.
 struct ScoreJob {
-    const float* q = nullptr;                 ///< [rows, group, head_dim], not scaled
-    std::int64_t q_row_stride = 0;            ///< floats between rows
+    const float* q = nullptr;      ///< [rows, group, head_dim], not scaled
+    std::int64_t q_row_stride = 0; ///< floats between rows
     std::int32_t rows = 0;
     std::int32_t group = 0;
     float scale = 0.0F;
-    const TokenIndex* position = nullptr;     ///< [rows]
-    const std::byte* const* tail = nullptr;   ///< [rows]; not read where (position + 1) is a multiple of the sub-block
+    const TokenIndex* position = nullptr;      ///< [rows]
+    const std::byte* const* tail = nullptr;    ///< [rows]; not read where (position + 1) is a multiple of the sub-block
     std::span<const SummaryGroupRef> groups{}; ///< groups[i] is group first_group + i
     std::int32_t first_group = 0;
     std::int32_t recent = 0;
-    float* log_mass = nullptr;                ///< [rows, group, stride]: entry (block - first_group * blocks_per_group); -inf beyond the row's position
-    std::int64_t stride = 0;                  ///< at least groups.size() * blocks_per_group
+    float* log_mass =
+        nullptr; ///< [rows, group, stride]: entry (block - first_group * blocks_per_group); -inf beyond the row's position
+    std::int64_t stride = 0; ///< at least groups.size() * blocks_per_group
 };
 
 /// Not thread-bound: every member is const and may run on many threads at once. Nothing allocates.
-template <SummaryPolicy S = StockSummary>
-class BlockScorer {
+template <SummaryPolicy S = StockSummary> class BlockScorer {
 public:
     BlockScorer(S policy, SummaryOptions options, int head_dim, int block_tokens,
                 const cpu::ScoreKernels& kernels = cpu::score_kernels());
@@ -70,8 +70,10 @@ private:
     void check(const ScoreJob& job) const;
     void weigh(const ScoreJob& job, Pass& pass) const;
     void score_group(const ScoreJob& job, Pass& pass, std::int32_t index) const;
-    void score_form(const ScoreJob& job, Pass& pass, std::int32_t index, const std::byte* group, bool coded, std::span<const std::int32_t> pairs) const;
-    void finish_pair(const ScoreJob& job, const Pass& pass, std::int32_t index, SummaryHeader header, std::int32_t pair, float* estimates) const;
+    void score_form(const ScoreJob& job, Pass& pass, std::int32_t index, const std::byte* group, bool coded,
+                    std::span<const std::int32_t> pairs) const;
+    void finish_pair(const ScoreJob& job, const Pass& pass, std::int32_t index, SummaryHeader header, std::int32_t pair,
+                     float* estimates) const;
     float tail_estimate(const std::byte* tail, const float* weights) const;
 
     [[no_unique_address]] S policy_;
@@ -79,8 +81,7 @@ private:
     const cpu::ScoreKernels* kernels_;
 };
 
-template <SummaryPolicy S>
-struct BlockScorer<S>::Pass {
+template <SummaryPolicy S> struct BlockScorer<S>::Pass {
     std::int32_t first = 0; // pair = row * group + head
     std::int32_t count = 0;
     std::int32_t weight_stride = 0;
@@ -93,10 +94,13 @@ struct BlockScorer<S>::Pass {
 
 namespace detail {
 
-template <class S>
-bool rounds_outwards(const S& policy)
+template <class S> bool rounds_outwards(const S& policy)
 {
-    if constexpr (requires { { policy.rounds_outwards() } -> std::convertible_to<bool>; }) {
+    if constexpr (requires {
+                      {
+                          policy.rounds_outwards()
+                          } -> std::convertible_to<bool>;
+                  }) {
         return policy.is_upper_bound() || policy.rounds_outwards();
     } else {
         return policy.is_upper_bound();
@@ -105,25 +109,29 @@ bool rounds_outwards(const S& policy)
 
 inline void check_summary_shape(const SummaryOptions& options, int head_dim, int block_tokens, int planes)
 {
-    expects(block_tokens == 16 || block_tokens == 32 || block_tokens == 64, "BlockScorer: block_tokens is ", block_tokens, ", expected 16, 32 or 64");
-    expects(head_dim >= 32 && head_dim <= 256 && head_dim % 16 == 0, "BlockScorer: head_dim is ", head_dim, ", expected 32 to 256, a multiple of 16");
+    expects(block_tokens == 16 || block_tokens == 32 || block_tokens == 64, "BlockScorer: block_tokens is ",
+            block_tokens, ", expected 16, 32 or 64");
+    expects(head_dim >= 32 && head_dim <= 256 && head_dim % 16 == 0, "BlockScorer: head_dim is ", head_dim,
+            ", expected 32 to 256, a multiple of 16");
     const std::int32_t t = options.tokens;
     expects(t == block_tokens || t == 1 || t == 2 || t == 4 || t == 8 || t == 16, "BlockScorer: a sub-block has ", t,
             " tokens, expected 1, 2, 4, 8, 16 or the block's ", block_tokens);
-    expects(static_cast<int>(options.code) <= static_cast<int>(SummaryCode::kInt4), "BlockScorer: unknown summary code ", int(options.code));
+    expects(static_cast<int>(options.code) <= static_cast<int>(SummaryCode::kInt4),
+            "BlockScorer: unknown summary code ", int(options.code));
     expects(planes >= 0 && planes <= 2, "BlockScorer: the summary policy has ", planes, " planes, expected 1 or 2");
 }
 
 } // namespace detail
 
 template <SummaryPolicy S>
-BlockScorer<S>::BlockScorer(S policy, SummaryOptions options, int head_dim, int block_tokens, const cpu::ScoreKernels& kernels)
+BlockScorer<S>::BlockScorer(S policy, SummaryOptions options, int head_dim, int block_tokens,
+                            const cpu::ScoreKernels& kernels)
     : policy_(std::move(policy)), kernels_(&kernels)
 {
     detail::check_summary_shape(options, head_dim, block_tokens, policy_.planes());
     if constexpr (std::same_as<S, StockSummary>) {
-        detail::expects(policy_.kind() == options.kind, "BlockScorer: the options ask for summary kind ", int(options.kind), ", the policy is of kind ",
-                        int(policy_.kind()));
+        detail::expects(policy_.kind() == options.kind, "BlockScorer: the options ask for summary kind ",
+                        int(options.kind), ", the policy is of kind ", int(policy_.kind()));
     }
     layout_ = SummaryLayout{.options = options,
                             .planes = policy_.planes(),
@@ -137,9 +145,10 @@ BlockScorer<S>::BlockScorer(S policy, SummaryOptions options, int head_dim, int 
 template <SummaryPolicy S>
 detail::SubBlockFlags BlockScorer<S>::summarise(KeyRows keys, float* planes, float& root) const
 {
-    detail::expects(keys.tokens >= 1 && keys.tokens <= layout_.options.tokens, "BlockScorer: ", keys.tokens, " keys for a sub-block of ",
-                    layout_.options.tokens, " tokens");
-    detail::expects(keys.head_dim == layout_.head_dim, "BlockScorer: keys have head_dim ", keys.head_dim, ", expected ", layout_.head_dim);
+    detail::expects(keys.tokens >= 1 && keys.tokens <= layout_.options.tokens, "BlockScorer: ", keys.tokens,
+                    " keys for a sub-block of ", layout_.options.tokens, " tokens");
+    detail::expects(keys.head_dim == layout_.head_dim, "BlockScorer: keys have head_dim ", keys.head_dim, ", expected ",
+                    layout_.head_dim);
     detail::expects(layout_.planes > 0, "BlockScorer: the oracle has no summaries to write");
     detail::SubBlockFlags flags{.poisoned = !detail::all_finite(keys)};
     root = 0.0F;
@@ -161,12 +170,12 @@ detail::SubBlockFlags BlockScorer<S>::summarise(KeyRows keys, float* planes, flo
     }
     const float exact = std::sqrt(std::clamp(spread, 0.0F, std::numeric_limits<float>::max()));
     flags.unbounded = (flags.unbounded || exact > kMaxF16) && layout_.upper_bound && !keep_f32;
-    root = detail::round_native(exact, layout_.upper_bound ? detail::Rounding::kUp : detail::Rounding::kNearest, keep_f32);
+    root =
+        detail::round_native(exact, layout_.upper_bound ? detail::Rounding::kUp : detail::Rounding::kNearest, keep_f32);
     return flags;
 }
 
-template <SummaryPolicy S>
-void BlockScorer<S>::write_sub_block(std::byte* native, std::int32_t s, KeyRows keys) const
+template <SummaryPolicy S> void BlockScorer<S>::write_sub_block(std::byte* native, std::int32_t s, KeyRows keys) const
 {
     detail::expects(s >= 0 && s < SummaryLayout::kGroupSubBlocks, "BlockScorer: sub-block ", s, " of a group of 64");
     float planes[2 * 256];
@@ -187,8 +196,7 @@ void BlockScorer<S>::write_sub_block(std::byte* native, std::int32_t s, KeyRows 
     std::memcpy(native, &header, sizeof(header));
 }
 
-template <SummaryPolicy S>
-void BlockScorer<S>::write_tail(std::byte* tail, KeyRows keys) const
+template <SummaryPolicy S> void BlockScorer<S>::write_tail(std::byte* tail, KeyRows keys) const
 {
     float planes[2 * 256];
     float root = 0.0F;
@@ -204,8 +212,8 @@ void BlockScorer<S>::write_tail(std::byte* tail, KeyRows keys) const
 template <SummaryPolicy S>
 void BlockScorer<S>::close_group(const std::byte* native, std::int32_t sub_blocks, std::byte* coded) const
 {
-    detail::expects(sub_blocks >= 0 && sub_blocks <= SummaryLayout::kGroupSubBlocks, "BlockScorer: closing a group of ", sub_blocks,
-                    " sub-blocks, expected 0 to 64");
+    detail::expects(sub_blocks >= 0 && sub_blocks <= SummaryLayout::kGroupSubBlocks, "BlockScorer: closing a group of ",
+                    sub_blocks, " sub-blocks, expected 0 to 64");
     if (layout_.plain()) {
         std::memcpy(coded, native, layout_.native_bytes());
         return;
@@ -220,8 +228,7 @@ void BlockScorer<S>::close_group(const std::byte* native, std::int32_t sub_block
     detail::code_group(layout_, native, valid, header, coded);
 }
 
-template <SummaryPolicy S>
-void BlockScorer<S>::score(const ScoreJob& job) const
+template <SummaryPolicy S> void BlockScorer<S>::score(const ScoreJob& job) const
 {
     check(job);
     const std::int32_t pairs = job.rows * job.group;
@@ -235,19 +242,19 @@ void BlockScorer<S>::score(const ScoreJob& job) const
     }
 }
 
-template <SummaryPolicy S>
-void BlockScorer<S>::check(const ScoreJob& job) const
+template <SummaryPolicy S> void BlockScorer<S>::check(const ScoreJob& job) const
 {
     detail::expects(layout_.planes > 0, "BlockScorer: the oracle has no summaries to score");
-    detail::expects(job.rows >= 0 && job.group >= 1, "BlockScorer: a job of ", job.rows, " rows and ", job.group, " heads");
+    detail::expects(job.rows >= 0 && job.group >= 1, "BlockScorer: a job of ", job.rows, " rows and ", job.group,
+                    " heads");
     const std::int64_t blocks = std::int64_t(job.groups.size()) * layout_.blocks_per_group();
-    detail::expects(job.stride >= blocks, "BlockScorer: log_mass has room for ", job.stride, " blocks, the groups have ", blocks);
-    detail::expects(std::int64_t(job.rows) * job.group <= std::numeric_limits<std::int32_t>::max(), "BlockScorer: ", job.rows, " rows of ", job.group,
-                    " heads are too many");
+    detail::expects(job.stride >= blocks, "BlockScorer: log_mass has room for ", job.stride,
+                    " blocks, the groups have ", blocks);
+    detail::expects(std::int64_t(job.rows) * job.group <= std::numeric_limits<std::int32_t>::max(),
+                    "BlockScorer: ", job.rows, " rows of ", job.group, " heads are too many");
 }
 
-template <SummaryPolicy S>
-void BlockScorer<S>::weigh(const ScoreJob& job, Pass& pass) const
+template <SummaryPolicy S> void BlockScorer<S>::weigh(const ScoreJob& job, Pass& pass) const
 {
     for (std::int32_t i = 0; i < pass.count; ++i) {
         const std::int32_t row = (pass.first + i) / job.group;
@@ -258,12 +265,13 @@ void BlockScorer<S>::weigh(const ScoreJob& job, Pass& pass) const
                       QueryWeights{.plane = {weights, layout_.planes == 2 ? weights + layout_.head_dim : nullptr},
                                    .spread = layout_.spread ? weights + layout_.channels() : nullptr});
         const TokenIndex position = job.position[row];
-        pass.tails[i] = position >= 0 && (position + 1) % layout_.options.tokens != 0 ? tail_estimate(job.tail[row], weights) : 0.0F;
+        pass.tails[i] = position >= 0 && (position + 1) % layout_.options.tokens != 0
+                            ? tail_estimate(job.tail[row], weights)
+                            : 0.0F;
     }
 }
 
-template <SummaryPolicy S>
-float BlockScorer<S>::tail_estimate(const std::byte* tail, const float* weights) const
+template <SummaryPolicy S> float BlockScorer<S>::tail_estimate(const std::byte* tail, const float* weights) const
 {
     SummaryTail head;
     std::memcpy(&head, tail, sizeof(head));
@@ -278,8 +286,7 @@ float BlockScorer<S>::tail_estimate(const std::byte* tail, const float* weights)
     return total;
 }
 
-template <SummaryPolicy S>
-void BlockScorer<S>::score_group(const ScoreJob& job, Pass& pass, std::int32_t index) const
+template <SummaryPolicy S> void BlockScorer<S>::score_group(const ScoreJob& job, Pass& pass, std::int32_t index) const
 {
     const SummaryGroupRef& group = job.groups[std::size_t(index)];
     const TokenIndex begin = TokenIndex(job.first_group + std::int64_t(index)) * layout_.group_tokens();
@@ -293,7 +300,9 @@ void BlockScorer<S>::score_group(const ScoreJob& job, Pass& pass, std::int32_t i
     }
     score_form(job, pass, index, group.native, false, {lists[0], std::size_t(counts[0])});
     score_form(job, pass, index, group.coded, true, {lists[1], std::size_t(counts[1])});
-    for (std::int32_t i = 0; i < counts[2]; ++i) { finish_pair(job, pass, index, SummaryHeader{}, lists[2][i], pass.estimates); }
+    for (std::int32_t i = 0; i < counts[2]; ++i) {
+        finish_pair(job, pass, index, SummaryHeader{}, lists[2][i], pass.estimates);
+    }
 }
 
 template <SummaryPolicy S>
@@ -301,7 +310,8 @@ void BlockScorer<S>::score_form(const ScoreJob& job, Pass& pass, std::int32_t in
                                 std::span<const std::int32_t> pairs) const
 {
     if (pairs.empty()) { return; }
-    detail::expects(group != nullptr, "BlockScorer: group ", job.first_group + index, " has no ", coded ? "coded" : "native", " form, but a row needs it");
+    detail::expects(group != nullptr, "BlockScorer: group ", job.first_group + index, " has no ",
+                    coded ? "coded" : "native", " form, but a row needs it");
     const float* weights[kMaxPairs];
     for (std::size_t i = 0; i < pairs.size(); ++i) { weights[i] = pass.weights_of(pairs[i]); }
     kernels_->estimate({.layout = layout_,
@@ -312,13 +322,15 @@ void BlockScorer<S>::score_form(const ScoreJob& job, Pass& pass, std::int32_t in
                         .estimates = pass.estimates});
     SummaryHeader header;
     std::memcpy(&header, group, sizeof(header));
-    for (std::size_t i = 0; i < pairs.size(); ++i) { finish_pair(job, pass, index, header, pairs[i], pass.estimates + 64 * i); }
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+        finish_pair(job, pass, index, header, pairs[i], pass.estimates + 64 * i);
+    }
 }
 
 /// Hides what lies beyond the row, puts in its tail, reduces to blocks and marks the blocks without a finite estimate.
 template <SummaryPolicy S>
-void BlockScorer<S>::finish_pair(const ScoreJob& job, const Pass& pass, std::int32_t index, SummaryHeader header, std::int32_t pair,
-                                 float* estimates) const
+void BlockScorer<S>::finish_pair(const ScoreJob& job, const Pass& pass, std::int32_t index, SummaryHeader header,
+                                 std::int32_t pair, float* estimates) const
 {
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
     const std::int32_t row = (pass.first + pair) / job.group;
@@ -338,7 +350,8 @@ void BlockScorer<S>::finish_pair(const ScoreJob& job, const Pass& pass, std::int
             estimates[layout_.slot(complete)] = pass.tails[pair];
         }
     }
-    float* log_mass = job.log_mass + (pass.first + std::int64_t(pair)) * job.stride + std::int64_t(index) * layout_.blocks_per_group();
+    float* log_mass = job.log_mass + (pass.first + std::int64_t(pair)) * job.stride +
+                      std::int64_t(index) * layout_.blocks_per_group();
     kernels_->block_log_mass(estimates, layout_.blocks_per_group(), log_mass);
     for (std::uint64_t rest = header.unbounded; rest != 0; rest &= rest - 1) {
         log_mass[std::countr_zero(rest) / layout_.sub_blocks_per_block()] = kInfinity;

@@ -52,13 +52,14 @@ inline constexpr int kMaxGroup = 256;
 /// Scores of one (row, KV head). kMax: the maximum over heads of the raw log masses. kSoftmaxMax: the maximum of (log mass - logZ of the head).
 /// kMean: the log of the mean of exp(log mass - logZ). logZ skips blocks that are not finite; heads whose log mass is NaN are skipped, and the score is
 /// NaN when all are. `first_block` is the position of entry 0.
-inline void reduce_scores(GroupReduction reduction, const float* log_mass /*[heads, stride]*/, int heads, std::int64_t stride, int blocks,
-                          int block_tokens, float* scores /*[blocks]*/, int first_block = 0,
-                          const cpu::ScoreKernels& kernels = cpu::score_kernels())
+inline void reduce_scores(GroupReduction reduction, const float* log_mass /*[heads, stride]*/, int heads,
+                          std::int64_t stride, int blocks, int block_tokens, float* scores /*[blocks]*/,
+                          int first_block = 0, const cpu::ScoreKernels& kernels = cpu::score_kernels())
 {
     detail::expects(heads >= 1 && heads <= kMaxGroup, "reduce_scores: ", heads, " heads, expected 1 to ", kMaxGroup);
     detail::expects(blocks >= 0 && blocks <= stride, "reduce_scores: ", blocks, " blocks in rows of ", stride);
-    detail::expects(block_tokens == 16 || block_tokens == 32 || block_tokens == 64, "reduce_scores: block_tokens is ", block_tokens);
+    detail::expects(block_tokens == 16 || block_tokens == 32 || block_tokens == 64, "reduce_scores: block_tokens is ",
+                    block_tokens);
     detail::expects(first_block >= 0, "reduce_scores: first_block is ", first_block);
     float shift[kMaxGroup] = {};
     for (int h = 0; h < heads && reduction != GroupReduction::kMax; ++h) {

@@ -38,7 +38,10 @@ struct Cut {
     std::int32_t ties = 0;
 
     /// Whether a candidate is in; to be asked in position order.
-    bool takes(std::uint32_t candidate) noexcept { return candidate > key || (candidate == key && ties > 0 && ties-- > 0); }
+    bool takes(std::uint32_t candidate) noexcept
+    {
+        return candidate > key || (candidate == key && ties > 0 && ties-- > 0);
+    }
 };
 
 /// Candidates of a selection: the blocks that are not forced and not -inf.
@@ -120,7 +123,8 @@ inline std::int32_t count_for_mass(const Candidates& candidates, float top_p, st
         std::uint32_t digit = (1U << kDigitBits[level]) - 1;
         // +inf blocks have no share but are always taken.
         const auto taken_whole = [&](std::uint32_t d) {
-            return reached + mass[d] < wanted || ((cut | (d << kDigitShift[level])) >> kDigitShift[level]) > (kInfinityKey >> kDigitShift[level]);
+            return reached + mass[d] < wanted ||
+                   ((cut | (d << kDigitShift[level])) >> kDigitShift[level]) > (kInfinityKey >> kDigitShift[level]);
         };
         while (digit > 0 && taken_whole(digit)) {
             reached += mass[digit];
@@ -130,7 +134,10 @@ inline std::int32_t count_for_mass(const Candidates& candidates, float top_p, st
         if (level < 2) { continue; }
         // Equal scores have equal masses: take as many as are needed.
         const double each = number[digit] > 0 ? mass[digit] / number[digit] : 0.0;
-        for (std::int32_t i = 0; i < number[digit] && count < limit && (reached < wanted || cut == kInfinityKey); ++i, ++count) { reached += each; }
+        for (std::int32_t i = 0; i < number[digit] && count < limit && (reached < wanted || cut == kInfinityKey);
+             ++i, ++count) {
+            reached += each;
+        }
     }
     return std::min(count, limit);
 }
@@ -146,8 +153,11 @@ struct TopKSelection {
     {
         const std::int32_t forced = check(in, out);
         const std::size_t n = in.scores.size();
-        detail::Candidates candidates{in.scores, std::size_t(std::clamp<std::int64_t>(std::int64_t(in.sink_end) - in.first, 0, std::int64_t(n))), n};
-        candidates.end = std::size_t(std::clamp<std::int64_t>(std::int64_t(in.recent_begin) - in.first, std::int64_t(candidates.begin), std::int64_t(n)));
+        detail::Candidates candidates{
+            in.scores, std::size_t(std::clamp<std::int64_t>(std::int64_t(in.sink_end) - in.first, 0, std::int64_t(n))),
+            n};
+        candidates.end = std::size_t(std::clamp<std::int64_t>(std::int64_t(in.recent_begin) - in.first,
+                                                              std::int64_t(candidates.begin), std::int64_t(n)));
 
         std::array<detail::Cut, 3> cuts{};
         auto& [must, may, rank] = cuts;
@@ -166,26 +176,35 @@ private:
         using detail::expects;
         constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
         expects(in.first >= 0, "select: the first block is ", in.first);
-        expects(in.scores.size() <= std::size_t(kMost) - std::size_t(in.first), "select: ", in.scores.size(), " scores from block ", in.first,
-                " on are too many: block positions end at ", kMost);
+        expects(in.scores.size() <= std::size_t(kMost) - std::size_t(in.first), "select: ", in.scores.size(),
+                " scores from block ", in.first, " on are too many: block positions end at ", kMost);
         const auto n = static_cast<std::int64_t>(in.scores.size());
         const std::int64_t end = in.first + n;
         const std::int64_t sink_end = std::clamp<std::int64_t>(in.sink_end, in.first, end);
         const std::int64_t recent_begin = std::clamp<std::int64_t>(in.recent_begin, sink_end, end);
         const std::int64_t forced = (sink_end - in.first) + (end - recent_begin);
-        expects(in.must_blocks >= forced && in.may_blocks >= forced, "select: ", forced, " sink and recent blocks are forced, but the fetch budget is ",
-                in.must_blocks, " blocks and the attend budget ", in.may_blocks);
-        expects(in.must_blocks <= in.may_blocks, "select: the fetch budget of ", in.must_blocks, " blocks exceeds the attend budget of ", in.may_blocks);
-        expects(in.rank_blocks <= 0 || in.rank_blocks >= forced, "select: ", in.rank_blocks, " blocks to rank, but ", forced, " are forced");
+        expects(in.must_blocks >= forced && in.may_blocks >= forced, "select: ", forced,
+                " sink and recent blocks are forced, but the fetch budget is ", in.must_blocks,
+                " blocks and the attend budget ", in.may_blocks);
+        expects(in.must_blocks <= in.may_blocks, "select: the fetch budget of ", in.must_blocks,
+                " blocks exceeds the attend budget of ", in.may_blocks);
+        expects(in.rank_blocks <= 0 || in.rank_blocks >= forced, "select: ", in.rank_blocks, " blocks to rank, but ",
+                forced, " are forced");
         expects(in.top_p >= 0.0F, "select: top_p is ", in.top_p);
-        const auto needed = [n](std::int32_t blocks) { return std::size_t(std::min<std::int64_t>(std::max(blocks, 0), n)); };
-        expects(out.ids.size() >= needed(in.may_blocks), "select: room for ", out.ids.size(), " ids, ", needed(in.may_blocks), " needed");
-        expects(out.must.size() >= out.ids.size(), "select: ", out.must.size(), " must flags for ", out.ids.size(), " ids");
-        expects(out.ranked.size() >= needed(in.rank_blocks), "select: room for ", out.ranked.size(), " ranked ids, ", needed(in.rank_blocks), " needed");
+        const auto needed = [n](std::int32_t blocks) {
+            return std::size_t(std::min<std::int64_t>(std::max(blocks, 0), n));
+        };
+        expects(out.ids.size() >= needed(in.may_blocks), "select: room for ", out.ids.size(), " ids, ",
+                needed(in.may_blocks), " needed");
+        expects(out.must.size() >= out.ids.size(), "select: ", out.must.size(), " must flags for ", out.ids.size(),
+                " ids");
+        expects(out.ranked.size() >= needed(in.rank_blocks), "select: room for ", out.ranked.size(), " ranked ids, ",
+                needed(in.rank_blocks), " needed");
         return static_cast<std::int32_t>(forced);
     }
 
-    static void emit(const SelectionInput& in, const detail::Candidates& candidates, std::array<detail::Cut, 3>& cuts, SelectionOutput& out)
+    static void emit(const SelectionInput& in, const detail::Candidates& candidates, std::array<detail::Cut, 3>& cuts,
+                     SelectionOutput& out)
     {
         auto& [must, may, rank] = cuts;
         out.count = 0;

@@ -125,7 +125,8 @@ inline void read_native(const std::byte* data, float* out) noexcept
 }
 
 /// Codes a whole group; `valid` is a mask by slot of the sub-blocks to code.
-inline void code_group(const SummaryLayout& layout, const std::byte* native, std::uint64_t valid, SummaryHeader header, std::byte* coded)
+inline void code_group(const SummaryLayout& layout, const std::byte* native, std::uint64_t valid, SummaryHeader header,
+                       std::byte* coded)
 {
     std::fill_n(coded, layout.coded_bytes(), std::byte{0});
     float values[64];
@@ -144,7 +145,8 @@ inline void code_group(const SummaryLayout& layout, const std::byte* native, std
     }
     if (layout.spread) {
         read_native(native + layout.native_spread_offset(), values);
-        const AffineCode code = code_affine(values, valid, 255, layout.upper_bound ? Rounding::kUp : Rounding::kNearest);
+        const AffineCode code =
+            code_affine(values, valid, 255, layout.upper_bound ? Rounding::kUp : Rounding::kNearest);
         header.spread_scale = code.scale;
         header.spread_zero = code.zero;
         std::memcpy(coded + layout.coded_spread_offset(), code.codes, 64);

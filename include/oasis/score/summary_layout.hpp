@@ -41,12 +41,12 @@ static_assert(sizeof(SummaryTail) == 64);
 ///         a channel's 32 holds slot i in its low and slot i + 32 in its high half. value = zero + scale * code.
 struct SummaryLayout {
     SummaryOptions options{};
-    std::int32_t planes = 0;      ///< 1 or 2; 0: no summaries (the oracle)
+    std::int32_t planes = 0; ///< 1 or 2; 0: no summaries (the oracle)
     std::int32_t head_dim = 0;
     std::int32_t block_tokens = 0;
-    bool spread = false;          ///< one more scalar per sub-block
-    bool upper_bound = false;     ///< the estimate is one
-    bool outward = false;         ///< plane 0 is rounded up and plane 1 down, else to nearest
+    bool spread = false;      ///< one more scalar per sub-block
+    bool upper_bound = false; ///< the estimate is one
+    bool outward = false;     ///< plane 0 is rounded up and plane 1 down, else to nearest
 
     static constexpr std::int32_t kGroupSubBlocks = 64;
 
@@ -62,9 +62,15 @@ struct SummaryLayout {
     }
 
     /// Whether the coded form is a copy of the native one.
-    constexpr bool plain() const noexcept { return options.code == SummaryCode::kF32 || options.code == SummaryCode::kF16; }
+    constexpr bool plain() const noexcept
+    {
+        return options.code == SummaryCode::kF32 || options.code == SummaryCode::kF16;
+    }
     constexpr std::size_t native_element() const noexcept { return options.code == SummaryCode::kF32 ? 4 : 2; }
-    constexpr std::size_t channel_bytes() const noexcept { return options.code == SummaryCode::kInt4 ? 32 : 64; } ///< of codes
+    constexpr std::size_t channel_bytes() const noexcept
+    {
+        return options.code == SummaryCode::kInt4 ? 32 : 64;
+    } ///< of codes
 
     constexpr std::size_t native_channel_bytes() const noexcept { return native_element() * kGroupSubBlocks; }
     constexpr std::size_t native_spread_offset() const noexcept
