@@ -78,10 +78,10 @@ inline constexpr std::int32_t kMaxLookaheadRows = 2;
 
 /// One layer's attention. Rows come in the order of the step's groups. K after RoPE.
 struct AttendArgs {
-    ConstRows q;              ///< [rows, q_heads, head_dim]
-    ConstRows k;              ///< [rows, kv_heads, head_dim]
-    ConstRows v;              ///< [rows, kv_heads, head_dim]
-    Rows out;                 ///< [rows, q_heads, head_dim]; null: the K,V are taken in and nothing is attended (prefill groups only)
+    ConstRows q{};            ///< [rows, q_heads, head_dim]
+    ConstRows k{};            ///< [rows, kv_heads, head_dim]
+    ConstRows v{};            ///< [rows, kv_heads, head_dim]
+    Rows out{};               ///< [rows, q_heads, head_dim]; null: the K,V are taken in and nothing is attended (prefill groups only)
     float* lse = nullptr;     ///< [rows, q_heads] natural-log sum of exponentials of the scaled logits, or null
     float scale = 0.0F;       ///< 0: 1 / sqrt(head_dim)
     std::int32_t window = 0;  ///< tokens of a sliding-window layer; 0: none
