@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The command line.
+#pragma once
+
+#include "app/session.hpp"
+#include "app/settings.hpp"
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace oasis_decode {
+
+enum class Verb : std::uint8_t { kInspect, kRun, kCompare, kEval };
+
+struct Command {
+    Verb verb = Verb::kInspect;
+    std::filesystem::path model;
+    Settings settings{};
+    std::vector<Sweep> sweeps{};
+    std::int32_t threads = 0;             ///< 0: one per processor
+    std::int32_t rows = oasis::kMaxVerifyRows; ///< verify rows of a step when the tokens are known
+    std::optional<bool> measure_mass{};   ///< default: compare yes, else no
+    std::filesystem::path json{};
+    bool dry_run = false;
+
+    std::filesystem::path file{};         ///< run, compare: the text; "-": standard input
+    std::int64_t tokens = 0;              ///< run, compare: the text is cut there; 0: run does not cut, compare takes 7,600
+    std::int64_t last = 256;              ///< compare: decoded at the end of it
+
+    std::string prompt{};
+    bool chat = false;
+    std::uint64_t seed = 0;
+    double temperature = 0;
+    double top_p = 1;
+    std::int64_t max_tokens = 128;
+    bool dense_column = true;
+
+    std::filesystem::path tasks{};
+    std::filesystem::path items{};
+    std::string generate{};
+    std::int64_t max_items = 0;           ///< 0: all
+};
+
+/// The command, or what to print and the exit code.
+struct Parsed {
+    std::optional<Command> command{};
+    int exit_code = 0;
+    std::string text{};
+};
+
+/// Never throws on what a user typed: a usage error has exit code 2 and one line of text.
+Parsed parse_command(std::span<const std::string> arguments);
+
+/// The whole program: 0 fine, 1 failed at run time, 2 usage, 130 interrupted.
+int run_program(std::span<const std::string> arguments, const CacheMaker& maker);
+
+void inspect(const Command& command, const CacheMaker& maker);
+void run(const Command& command, const CacheMaker& maker);
+void compare(const Command& command, const CacheMaker& maker);
+void evaluate(const Command& command, const CacheMaker& maker);
+
+} // namespace oasis_decode

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "app/command.hpp"
+#include "app/report.hpp"
+#include "app/setup.hpp"
+#include "app/table.hpp"
+#include "app/terminal.hpp"
+
+#include <fmt/format.h>
+
+namespace oasis_decode {
+namespace {
+
+void print_model(const ModelConfig& c, std::size_t tokens)
+{
+    put(fmt::format("architecture   {}\n"
+                    "layers         {}\n"
+                    "hidden         {} (MLP {})\n"
+                    "heads          {} query on {} KV heads of {}\n"
+                    "vocabulary     {} ({} in the tokenizer)\n"
+                    "context        {} tokens\n"
+                    "RoPE           theta {:g}\n"
+                    "weights        {} as f32\n",
+                    c.architecture, c.layers, c.hidden, c.intermediate, c.q_heads, c.kv_heads, c.head_dim, c.vocab, tokens, c.context, c.rope_theta,
+                    bytes(static_cast<double>(weight_bytes(c)))));
+}
+
+void print_contexts(const Command& command, const CacheMaker& maker, const ModelConfig& model)
+{
+    Table table({"context", "K and V", "fast memory needed", "share"});
+    for (std::int64_t context = std::min<std::int64_t>(2048, model.context); context > 0;) {
+        const oasis::CacheConfig config = to_config(command.settings, model.shape(), context, kChunkRows);
+        const oasis::Footprint footprint = maker.footprint(config);
+        const double all = static_cast<double>(footprint.kv_bytes_per_token) * static_cast<double>(context);
+        const double fast = static_cast<double>(needed_fast_bytes(footprint, config));
+        table.add({std::to_string(context), bytes(all), bytes(fast), percent(fast / all)});
+        if (context == model.context) { break; }
+        context = std::min(2 * context, model.context);
+    }
+    put(fmt::format("\nKV cache in {}, {}\n\n{}", oasis::name(command.settings.kv_dtype), short_name(command.settings), table.text()));
+}
+
+} // namespace
+
+void inspect(const Command& command, const CacheMaker& maker)
+{
+    if (command.dry_run) {
+        const ModelHead head = read_head(command.model);
+        print_memory_plan(command, maker, head.config, head.config.context, false);
+        return;
+    }
+    // The whole model is loaded, so that what is broken is said here.
+    const std::unique_ptr<Engine> engine = open_engine(command, maker);
+    put(fmt::format("model          {}\nhash           {}\n", command.model.string(), engine->model->id));
+    print_model(engine->config(), engine->model->tokenizer.vocabulary());
+    print_contexts(command, maker, engine->config());
+    Report report = new_report("inspect", command, *engine);
+    report["warnings"] = engine->model->warnings;
+    report["weight_bytes"] = weight_bytes(engine->config());
+    write_report(command.json, report);
+}
+
+} // namespace oasis_decode

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "app/report.hpp"
+
+#include <oasis/core/error.hpp>
+#include <oasis/version.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#ifndef OASIS_DECODE_COMMIT
+#define OASIS_DECODE_COMMIT "unknown"
+#endif
+
+namespace oasis_decode {
+namespace {
+
+/// The rest of the first line of `path` that begins with `key`.
+std::string proc_line(const char* path, std::string_view key)
+{
+    std::ifstream in(path);
+    for (std::string line; std::getline(in, line);) {
+        if (!line.starts_with(key)) { continue; }
+        const std::size_t begin = line.find_first_not_of(" \t:", key.size());
+        return begin == std::string::npos ? "" : line.substr(begin);
+    }
+    return "";
+}
+
+std::size_t proc_kibibytes(const char* path, std::string_view key)
+{
+    const std::string text = proc_line(path, key);
+    return text.empty() ? 0 : std::size_t{1024} * std::strtoull(text.c_str(), nullptr, 10);
+}
+
+Report options_json(const Command& command)
+{
+    Report out = to_json(command.settings);
+    out["threads"] = command.threads;
+    out["rows"] = command.rows;
+    out["measure_mass"] = command.measure_mass.value_or(command.verb == Verb::kCompare);
+    out["file"] = command.file.string();
+    out["tokens"] = command.tokens;
+    out["last"] = command.last;
+    out["prompt"] = command.prompt;
+    out["chat"] = command.chat;
+    out["seed"] = command.seed;
+    out["temp"] = command.temperature;
+    out["top_p"] = command.top_p;
+    out["max_tokens"] = command.max_tokens;
+    out["dense_column"] = command.dense_column;
+    out["tasks"] = command.tasks.string();
+    out["items"] = command.items.string();
+    out["generate"] = command.generate;
+    out["max_items"] = command.max_items;
+    out["sweep"] = Report::object();
+    for (const Sweep& sweep : command.sweeps) { out["sweep"][sweep.name] = sweep.values; }
+    return out;
+}
+
+} // namespace
+
+Report to_json(const Settings& settings)
+{
+    Report out = Report::object();
+    for (const SettingInfo& info : setting_infos()) {
+        std::string name = info.name;
+        std::replace(name.begin(), name.end(), '-', '_');
+        const std::string value = info.get(settings);
+        const bool digits = !value.empty() && value.find_first_not_of("0123456789") == std::string::npos;
+        out[name] = digits ? Report(std::stoll(value)) : Report(value);
+    }
+    return out;
+}
+
+void add_usage(Report& to, const Usage& usage)
+{
+    to["captured_mass"] = usage.captured_mass;
+    to["attended_tokens"] = usage.attended_tokens;
+    to["fetched_tokens"] = usage.fetched_tokens;
+    to["resident_at_use"] = usage.resident_at_use;
+    to["tokens_per_second"] = usage.tokens_per_second();
+    to["fast_bytes"] = usage.fast_bytes;
+    to["slow_bytes"] = usage.slow_bytes;
+}
+
+Report new_report(std::string_view verb, const Command& command, const Engine& engine)
+{
+    const ModelConfig& config = engine.config();
+    Report out = Report::object();
+    out["schema_version"] = 1;
+    out["program"] = "oasis-decode";
+    out["version"] = fmt::format("{}.{}.{}", OASIS_VERSION_MAJOR, OASIS_VERSION_MINOR, OASIS_VERSION_PATCH);
+    out["commit"] = OASIS_DECODE_COMMIT;
+    out["command"] = verb;
+    out["partial"] = false;
+    out["machine"] = {{"cpu", proc_line("/proc/cpuinfo", "model name")}, {"cores", std::thread::hardware_concurrency()}};
+    out["model"] = {{"name", command.model.filename().string()}, {"hash", engine.model->id},   {"architecture", config.architecture},
+                    {"layers", config.layers},                   {"q_heads", config.q_heads},  {"kv_heads", config.kv_heads},
+                    {"head_dim", config.head_dim},               {"vocabulary", config.vocab}, {"context", config.context}};
+    out["options"] = options_json(command);
+    out["configurations"] = Report::array();
+    return out;
+}
+
+void write_report(const std::filesystem::path& path, const Report& report)
+{
+    if (path.empty()) { return; }
+    std::filesystem::path part = path;
+    part += ".part";
+    std::ofstream out(part, std::ios::binary | std::ios::trunc);
+    // Text of a prompt may hold any bytes: what is no UTF-8 is replaced.
+    out << report.dump(2, ' ', false, Report::error_handler_t::replace) << "\n";
+    out.close();
+    if (!out) { throw oasis::Error(fmt::format("--json {}: cannot be written: {}", path.string(), std::strerror(errno))); }
+    std::filesystem::rename(part, path);
+}
+
+std::string short_name(const Settings& settings)
+{
+    return fmt::format("{}, block {}, {}/{}", settings.summary, settings.block, settings.attend_budget, settings.resolved_fetch());
+}
+
+std::size_t peak_memory() { return proc_kibibytes("/proc/self/status", "VmHWM"); }
+
+std::size_t available_memory() { return proc_kibibytes("/proc/meminfo", "MemAvailable"); }
+
+} // namespace oasis_decode

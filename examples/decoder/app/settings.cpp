@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "settings.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <limits>
+#include <utility>
+
+namespace oasis_decode {
+namespace {
+
+template <class Number>
+Number parse_number(std::string_view text, Number least, Number most, std::string_view what)
+{
+    Number value{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc{} || end != text.data() + text.size() || value < least || value > most) {
+        throw UsageError(fmt::format("{} '{}': expected a whole number from {} to {}", what, text, least, most));
+    }
+    return value;
+}
+
+/// Looks a word up in a list of (word, value).
+template <class Value, std::size_t N>
+Value parse_word(std::string_view text, const std::array<std::pair<std::string_view, Value>, N>& words, std::string_view what)
+{
+    std::string known;
+    for (const auto& [word, value] : words) {
+        if (word == text) { return value; }
+        known += (known.empty() ? "" : ", ") + std::string(word);
+    }
+    throw UsageError(fmt::format("{} '{}': expected one of {}", what, text, known));
+}
+
+template <class Value, std::size_t N>
+std::string word_of(Value value, const std::array<std::pair<std::string_view, Value>, N>& words)
+{
+    const auto it = std::find_if(words.begin(), words.end(), [&](const auto& entry) { return entry.second == value; });
+    return it == words.end() ? "?" : std::string(it->first);
+}
+
+template <class Value> using Word = std::pair<std::string_view, Value>;
+
+constexpr std::array scopes = {Word<oasis::SelectionScope>{"kv_head", oasis::SelectionScope::kKvHead},
+                               Word<oasis::SelectionScope>{"layer", oasis::SelectionScope::kLayer}};
+constexpr std::array may_rules = {Word<oasis::MayRule>{"none", oasis::MayRule::kNone}, Word<oasis::MayRule>{"logical", oasis::MayRule::kLogical},
+                                  Word<oasis::MayRule>{"physical", oasis::MayRule::kPhysical}};
+constexpr std::array block_codes = {Word<oasis::BlockCode>{"native", oasis::BlockCode::kNative}, Word<oasis::BlockCode>{"int8", oasis::BlockCode::kInt8}};
+constexpr std::array dtypes = {Word<oasis::DType>{"f32", oasis::DType::kF32}, Word<oasis::DType>{"f16", oasis::DType::kF16},
+                               Word<oasis::DType>{"bf16", oasis::DType::kBF16}};
+constexpr std::array reductions = {Word<oasis::GroupReduction>{"softmax-max", oasis::GroupReduction::kSoftmaxMax},
+                                   Word<oasis::GroupReduction>{"max", oasis::GroupReduction::kMax}, Word<oasis::GroupReduction>{"mean", oasis::GroupReduction::kMean}};
+constexpr std::array summary_kinds = {Word<oasis::SummaryKind>{"spread", oasis::SummaryKind::kSpread}, Word<oasis::SummaryKind>{"cuboid", oasis::SummaryKind::kCuboid},
+                                      Word<oasis::SummaryKind>{"minmax", oasis::SummaryKind::kMinMax}, Word<oasis::SummaryKind>{"mean", oasis::SummaryKind::kMean}};
+constexpr std::array summary_codes = {Word<oasis::SummaryCode>{"f32", oasis::SummaryCode::kF32}, Word<oasis::SummaryCode>{"f16", oasis::SummaryCode::kF16},
+                                      Word<oasis::SummaryCode>{"int8", oasis::SummaryCode::kInt8}, Word<oasis::SummaryCode>{"int4", oasis::SummaryCode::kInt4}};
+
+constexpr std::int32_t kMostTokens = 1 << 30;
+
+std::int32_t tokens(std::string_view text, std::string_view what) { return parse_number<std::int32_t>(text, 0, kMostTokens, what); }
+
+void set_block(Settings& s, std::string_view v)
+{
+    s.block = parse_word<std::int32_t>(v, std::array{Word<std::int32_t>{"16", 16}, Word<std::int32_t>{"32", 32}, Word<std::int32_t>{"64", 64}}, "--block");
+}
+
+void set_fast_bytes(Settings& s, std::string_view v)
+{
+    s.fast_memory = v == "auto" ? FastMemory::kAuto : v == "all" ? FastMemory::kAll : FastMemory::kBytes;
+    s.fast_bytes = s.fast_memory == FastMemory::kBytes ? parse_bytes(v) : 0;
+    if (s.fast_memory == FastMemory::kBytes && s.fast_bytes == 0) { throw UsageError("--fast-bytes '0': give a size such as 512M, or auto, or all"); }
+}
+
+std::string get_fast_bytes(const Settings& s)
+{
+    return s.fast_memory == FastMemory::kAuto ? "auto" : s.fast_memory == FastMemory::kAll ? "all" : std::to_string(s.fast_bytes);
+}
+
+constexpr SettingInfo infos[] = {
+    {"block", "TOKENS", "tokens of a block, the unit that moves: 16, 32 or 64", set_block, [](const Settings& s) { return std::to_string(s.block); }},
+    {"summary", "KIND", "what scores a block: spread, cuboid, minmax or mean, tokens per summary, code (f32, f16, int8, int4); or oracle",
+     [](Settings& s, std::string_view v) { s.summary = v; }, [](const Settings& s) { return s.summary; }},
+    {"attend-budget", "TOKENS", "read at most this much of the context, per KV head",
+     [](Settings& s, std::string_view v) { s.attend_budget = tokens(v, "--attend-budget"); }, [](const Settings& s) { return std::to_string(s.attend_budget); }},
+    {"fetch-budget", "TOKENS", "of that, fetched into fast memory when missing; default 1024, or the attend budget if that is less",
+     [](Settings& s, std::string_view v) { s.fetch_budget = tokens(v, "--fetch-budget"); }, [](const Settings& s) { return std::to_string(s.resolved_fetch()); }},
+    {"logical-resident", "TOKENS", "size of the set that may be read without a fetch; default the attend budget",
+     [](Settings& s, std::string_view v) { s.logical_resident = tokens(v, "--logical-resident"); }, [](const Settings& s) { return std::to_string(s.resolved_resident()); }},
+    {"scope", "SCOPE", "choose per kv_head or once per layer",
+     [](Settings& s, std::string_view v) { s.scope = parse_word(v, scopes, "--scope"); }, [](const Settings& s) { return word_of(s.scope, scopes); }},
+    {"may", "RULE", "which blocks beyond the fetch budget are read: none, logical or physical",
+     [](Settings& s, std::string_view v) { s.may = parse_word(v, may_rules, "--may"); }, [](const Settings& s) { return word_of(s.may, may_rules); }},
+    {"dense-below", "TOKENS", "contexts up to this attend to everything; default the attend budget",
+     [](Settings& s, std::string_view v) { s.dense_below = parse_number<std::int64_t>(v, 0, std::int64_t{1} << 40, "--dense-below"); },
+     [](const Settings& s) { return std::to_string(s.dense_below.value_or(s.attend_budget)); }},
+    {"fast-bytes", "SIZE", "fast memory for the cache, such as 64M; auto: just what is needed; all: everything fits", set_fast_bytes, get_fast_bytes},
+    {"block-code", "CODE", "how blocks are stored: native or int8",
+     [](Settings& s, std::string_view v) { s.block_code = parse_word(v, block_codes, "--block-code"); }, [](const Settings& s) { return word_of(s.block_code, block_codes); }},
+    {"kv-dtype", "TYPE", "element type of K and V: f32, f16 or bf16",
+     [](Settings& s, std::string_view v) { s.kv_dtype = parse_word(v, dtypes, "--kv-dtype"); }, [](const Settings& s) { return word_of(s.kv_dtype, dtypes); }},
+    {"sink", "TOKENS", "first tokens, always read", [](Settings& s, std::string_view v) { s.sink = tokens(v, "--sink"); }, [](const Settings& s) { return std::to_string(s.sink); }},
+    {"recent", "TOKENS", "last tokens, always read", [](Settings& s, std::string_view v) { s.recent = tokens(v, "--recent"); },
+     [](const Settings& s) { return std::to_string(s.recent); }},
+    {"reduce", "HOW", "one score from a group's query heads: softmax-max, max or mean",
+     [](Settings& s, std::string_view v) { s.reduce = parse_word(v, reductions, "--reduce"); }, [](const Settings& s) { return word_of(s.reduce, reductions); }},
+};
+
+std::string with_hyphens(std::string_view name)
+{
+    std::string out(name);
+    std::replace(out.begin(), out.end(), '_', '-');
+    return out;
+}
+
+} // namespace
+
+std::int32_t Settings::resolved_fetch() const noexcept { return fetch_budget.value_or(std::min(1024, attend_budget)); }
+
+std::int32_t Settings::resolved_resident() const noexcept { return logical_resident.value_or(attend_budget); }
+
+std::span<const SettingInfo> setting_infos() { return infos; }
+
+void set(Settings& settings, std::string_view name, std::string_view value)
+{
+    const std::string wanted = with_hyphens(name);
+    std::string known;
+    for (const auto& info : infos) {
+        if (wanted == info.name) {
+            info.set(settings, value);
+            return;
+        }
+        known += (known.empty() ? "" : ", ") + std::string(info.name);
+    }
+    throw UsageError(fmt::format("unknown setting '{}': expected one of {}", name, known));
+}
+
+std::size_t parse_bytes(std::string_view text)
+{
+    constexpr std::string_view suffixes = "KMGT";
+    std::string_view digits = text;
+    std::size_t shift = 0;
+    if (!digits.empty()) {
+        const std::size_t suffix = suffixes.find(digits.back() >= 'a' ? static_cast<char>(digits.back() - 'a' + 'A') : digits.back());
+        if (suffix != std::string_view::npos) {
+            shift = 10 * (suffix + 1);
+            digits.remove_suffix(1);
+        }
+    }
+    std::uint64_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (digits.empty() || error != std::errc{} || end != digits.data() + digits.size() || value > (std::uint64_t{1} << 62) >> shift) {
+        throw UsageError(fmt::format("'{}' is no size: expected a number with K, M, G or T, such as 512M", text));
+    }
+    return static_cast<std::size_t>(value << shift);
+}
+
+oasis::SummaryOptions parse_summary(std::string_view text, std::int32_t block_tokens)
+{
+    if (text == "oracle") { return {.kind = oasis::SummaryKind::kOracle, .tokens = block_tokens, .code = oasis::SummaryCode::kF32}; }
+    const std::size_t digits = text.find_first_of("0123456789");
+    const std::size_t dash = text.find('-');
+    if (digits == std::string_view::npos || dash == std::string_view::npos || dash <= digits) {
+        throw UsageError(fmt::format("--summary '{}': expected a form like spread2-int4, or oracle", text));
+    }
+    oasis::SummaryOptions out;
+    out.kind = parse_word(text.substr(0, digits), summary_kinds, "--summary kind");
+    out.code = parse_word(text.substr(dash + 1), summary_codes, "--summary code");
+    out.tokens = parse_number<std::int32_t>(text.substr(digits, dash - digits), 1, 64, "--summary tokens");
+    if ((out.tokens & (out.tokens - 1)) != 0) { throw UsageError(fmt::format("--summary '{}': {} tokens is no power of two", text, out.tokens)); }
+    if (out.tokens > block_tokens || (out.tokens > 16 && out.tokens != block_tokens)) {
+        throw UsageError(fmt::format("--summary '{}': {} tokens do not fit a block of {}; use 1, 2, 4, 8, 16 or --block {}", text, out.tokens, block_tokens, out.tokens));
+    }
+    return out;
+}
+
+Sweep parse_sweep(std::string_view text)
+{
+    const std::size_t equals = text.find('=');
+    if (equals == std::string_view::npos || equals == 0 || equals + 1 == text.size()) {
+        throw UsageError(fmt::format("--sweep '{}': expected NAME=VALUE,VALUE,...", text));
+    }
+    Sweep out{with_hyphens(text.substr(0, equals)), {}};
+    for (std::string_view rest = text.substr(equals + 1);;) {
+        const std::size_t comma = rest.find(',');
+        out.values.emplace_back(rest.substr(0, comma));
+        Settings probe;
+        set(probe, out.name, out.values.back());
+        if (comma == std::string_view::npos) { return out; }
+        rest.remove_prefix(comma + 1);
+    }
+}
+
+std::vector<Settings> expand(const Settings& base, std::span<const Sweep> sweeps)
+{
+    std::vector<Settings> out{base};
+    for (const Sweep& sweep : sweeps) {
+        std::vector<Settings> next;
+        for (const Settings& settings : out) {
+            for (const std::string& value : sweep.values) {
+                next.push_back(settings);
+                set(next.back(), sweep.name, value);
+            }
+        }
+        out = std::move(next);
+    }
+    return out;
+}
+
+oasis::CacheConfig to_config(const Settings& s, const oasis::ModelShape& shape, std::int64_t context, std::int32_t rows)
+{
+    const std::int32_t fetch = s.resolved_fetch();
+    const std::int32_t resident = s.resolved_resident();
+    if (fetch > s.attend_budget || s.attend_budget > resident) {
+        throw UsageError(fmt::format("budgets must grow: fetch {} <= attend {} <= logical resident {}", fetch, s.attend_budget, resident));
+    }
+    oasis::CacheConfig config;
+    config.shape = shape;
+    config.dtype = s.kv_dtype;
+    config.block_tokens = s.block;
+    config.block_code = s.block_code;
+    config.summary = parse_summary(s.summary, s.block);
+    config.reduction = s.reduce;
+    config.scope = s.scope;
+    config.budgets = {.attend = s.attend_budget, .fetch = fetch, .logical_resident = resident, .sink = s.sink, .recent = s.recent};
+    config.may = s.may;
+    config.dense_below = s.dense_below.value_or(-1);
+    config.fast_bytes = s.fast_bytes;
+    config.share_prefixes = false;
+    config.limits = {.max_sequences = 1, .max_rows = rows, .max_context = context};
+    return config;
+}
+
+oasis::CacheConfig dense_config(const Settings& s, const oasis::ModelShape& shape, std::int64_t context, std::int32_t rows)
+{
+    oasis::CacheConfig config;
+    config.shape = shape;
+    config.dtype = s.kv_dtype;
+    config.dense_below = context;
+    config.share_prefixes = false;
+    config.limits = {.max_sequences = 1, .max_rows = rows, .max_context = context};
+    return config;
+}
+
+} // namespace oasis_decode

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What every command does first: load the model, or say what it would take.
+#pragma once
+
+#include "app/command.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace oasis_decode {
+
+/// Configuration and tokenizer without the weights.
+struct ModelHead {
+    ModelConfig config;
+    Tokenizer tokenizer;
+};
+ModelHead read_head(const std::filesystem::path& path);
+
+/// Loads the model and tells its warnings on standard error.
+std::unique_ptr<Engine> open_engine(const Command& command, const CacheMaker& maker);
+
+/// Bytes of the weights in memory (f32).
+std::size_t weight_bytes(const ModelConfig& config);
+
+/// The sparse cache of the settings: fast memory resolved, mass measured when the command asks for it.
+oasis::CacheConfig sparse_config(const Command& command, const Settings& settings, const CacheMaker& maker, const oasis::ModelShape& shape, std::int64_t context);
+
+/// Prints what memory the command takes at this context and whether it fits. `dense`: a dense cache lives beside it.
+void print_memory_plan(const Command& command, const CacheMaker& maker, const ModelConfig& config, std::int64_t context, bool dense);
+
+/// The bytes of a text file, or of standard input for "-".
+std::string read_input(const std::filesystem::path& path);
+
+} // namespace oasis_decode
