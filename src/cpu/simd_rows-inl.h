@@ -28,8 +28,20 @@ HWY_INLINE Vec load_lanes(const float* from) { return hn::LoadU(F32(), from); }
 
 HWY_INLINE Vec load_lanes(const f16* from)
 {
+#if HWY_TARGET == HWY_SSE4 // has no conversion, and the emulation of Highway knows no infinity
+    const F32 d;
+    const hn::RebindToUnsigned<F32> wide;
+    const hn::Rebind<std::uint16_t, F32> half;
+    const auto bits = hn::PromoteTo(wide, hn::LoadU(half, reinterpret_cast<const std::uint16_t*>(from)));
+    const auto magnitude = hn::ShiftLeft<13>(hn::And(bits, hn::Set(wide, 0x7FFFU)));
+    const auto finite = hn::BitCast(wide, hn::Mul(hn::BitCast(d, magnitude), hn::Set(d, 0x1p112F)));
+    const auto special = hn::Ge(hn::BitCast(d, magnitude), hn::BitCast(d, hn::Set(wide, 0x7C00U << 13)));
+    const auto unsigned_bits = hn::IfThenElse(hn::RebindMask(wide, special), hn::Or(magnitude, hn::Set(wide, 0x7F800000U)), finite);
+    return hn::BitCast(d, hn::Or(unsigned_bits, hn::ShiftLeft<16>(hn::And(bits, hn::Set(wide, 0x8000U)))));
+#else
     const hn::Rebind<hwy::float16_t, F32> half;
     return hn::PromoteTo(F32(), hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(from)));
+#endif
 }
 
 HWY_INLINE Vec load_lanes(const bf16* from)
