@@ -10,53 +10,71 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace oasis {
 
-/// Least recent access first; of slots last read at the same `now`, the lower one. Inserting, reading and erasing are
-/// O(1): a list in order of access. The order within one `now` is made when a victim is first looked for there.
+/// Least recent access first; of slots last read at the same `now`, the lower one. A heap over the slots: inserting,
+/// reading and erasing are O(log slots), so that a slot may also come in with an old `now`.
 class LruEviction {
 public:
     /// Keeps what slots below `slots` hold; the others are erased.
     void resize(std::size_t slots)
     {
-        for (std::size_t i = slots; i < next_.size(); ++i) { on_erase(SlotId{static_cast<std::int32_t>(i)}); }
-        next_.resize(slots, kAbsent);
-        prev_.resize(slots, kAbsent);
+        for (std::size_t i = slots; i < where_.size(); ++i) { on_erase(SlotId{static_cast<std::int32_t>(i)}); }
+        where_.resize(slots, kAbsent);
         stamp_.resize(slots, 0);
-        run_.reserve(slots);
+        heap_.reserve(slots);
+        frontier_.reserve(slots);
     }
 
     void on_insert(SlotId slot, std::uint64_t now)
     {
-        on_erase(slot);
-        append(raw(slot), now);
+        const std::size_t i = index(slot);
+        stamp_[i] = now;
+        if (where_[i] == kAbsent) {
+            where_[i] = static_cast<std::int32_t>(heap_.size());
+            heap_.push_back(raw(slot));
+        }
+        settle(std::size_t(where_[i]));
     }
 
     /// A slot that is not there is left alone.
     void on_access(SlotId slot, std::uint64_t now)
     {
-        if (!present(slot)) { return; }
-        if (raw(slot) == tail_ && stamp_[std::size_t(tail_)] == now) { return; }
-        on_insert(slot, now);
+        if (where_[index(slot)] != kAbsent) { on_insert(slot, now); }
     }
 
     void on_erase(SlotId slot)
     {
-        if (!present(slot)) { return; }
-        unlink(raw(slot));
-        next_[std::size_t(raw(slot))] = kAbsent;
+        const std::int32_t hole = std::exchange(where_[index(slot)], kAbsent);
+        if (hole == kAbsent) { return; }
+        const std::int32_t last = heap_.back();
+        heap_.pop_back();
+        if (last == raw(slot)) { return; }
+        put(std::size_t(hole), last);
+        settle(std::size_t(hole));
     }
 
-    /// Among the slots for which `may_take(slot)` holds. Slots that may not be taken are passed over, one call each.
+    /// Among the slots for which `may_take(slot)` holds. Slots are asked about in order of age, each once.
     template <class MayTake> std::optional<SlotId> victim(MayTake&& may_take)
     {
-        for (std::int32_t i = head_; i != kEnd;) {
-            const std::uint64_t stamp = stamp_[std::size_t(i)];
-            if (!sorted_any_ || stamp > sorted_through_) { i = sort_run(i); }
-            for (; i != kEnd && stamp_[std::size_t(i)] == stamp; i = next_[std::size_t(i)]) {
-                if (may_take(SlotId{i})) { return SlotId{i}; }
+        const auto younger = [this](std::int32_t a, std::int32_t b) {
+            return older(heap_[std::size_t(b)], heap_[std::size_t(a)]);
+        };
+        frontier_.clear();
+        if (!heap_.empty()) { frontier_.push_back(0); }
+        while (!frontier_.empty()) {
+            std::pop_heap(frontier_.begin(), frontier_.end(), younger);
+            const std::int32_t at = frontier_.back();
+            frontier_.pop_back();
+            const SlotId slot{heap_[std::size_t(at)]};
+            if (may_take(slot)) { return slot; }
+            for (std::size_t child = 2 * std::size_t(at) + 1; child <= 2 * std::size_t(at) + 2; ++child) {
+                if (child >= heap_.size()) { break; }
+                frontier_.push_back(static_cast<std::int32_t>(child));
+                std::push_heap(frontier_.begin(), frontier_.end(), younger);
             }
         }
         return std::nullopt;
@@ -65,77 +83,55 @@ public:
     /// Bytes of the policy's own tables.
     std::size_t metadata_bytes() const noexcept
     {
-        return (next_.capacity() + prev_.capacity() + run_.capacity()) * sizeof(std::int32_t) +
+        return (where_.capacity() + heap_.capacity() + frontier_.capacity()) * sizeof(std::int32_t) +
                stamp_.capacity() * sizeof(std::uint64_t);
     }
 
 private:
-    static constexpr std::int32_t kEnd = -1;
-    static constexpr std::int32_t kAbsent = -2;
+    static constexpr std::int32_t kAbsent = -1;
 
-    bool present(SlotId slot) const
+    std::size_t index(SlotId slot) const
     {
         const std::int32_t i = raw(slot);
-        detail::expects(i >= 0 && std::size_t(i) < next_.size(), "LruEviction: slot ", i, " is not one of ",
-                        next_.size(), ".");
-        return next_[std::size_t(i)] != kAbsent;
+        detail::expects(i >= 0 && std::size_t(i) < where_.size(), "LruEviction: slot ", i, " is not one of ",
+                        where_.size(), ".");
+        return std::size_t(i);
     }
 
-    void append(std::int32_t i, std::uint64_t now)
+    bool older(std::int32_t a, std::int32_t b) const noexcept
     {
-        // The list stays in order even if a caller's clock steps back.
-        if (tail_ != kEnd) { now = std::max(now, stamp_[std::size_t(tail_)]); }
-        if (sorted_any_ && now <= sorted_through_) {
-            sorted_any_ = now > 0;
-            sorted_through_ = now - 1;
-        }
-        stamp_[std::size_t(i)] = now;
-        next_[std::size_t(i)] = kEnd;
-        prev_[std::size_t(i)] = tail_;
-        (tail_ == kEnd ? head_ : next_[std::size_t(tail_)]) = i;
-        tail_ = i;
+        const std::uint64_t at = stamp_[std::size_t(a)];
+        const std::uint64_t bt = stamp_[std::size_t(b)];
+        return at != bt ? at < bt : a < b;
     }
 
-    void unlink(std::int32_t i)
+    void put(std::size_t at, std::int32_t slot) noexcept
     {
-        const std::int32_t before = prev_[std::size_t(i)];
-        const std::int32_t after = next_[std::size_t(i)];
-        (before == kEnd ? head_ : next_[std::size_t(before)]) = after;
-        (after == kEnd ? tail_ : prev_[std::size_t(after)]) = before;
+        heap_[at] = slot;
+        where_[std::size_t(slot)] = static_cast<std::int32_t>(at);
     }
 
-    /// Puts the run of equal stamps that begins at `first` in slot order; returns its new first slot.
-    std::int32_t sort_run(std::int32_t first)
+    /// Moves the slot at `at` up or down to where its age belongs.
+    void settle(std::size_t at) noexcept
     {
-        const std::uint64_t stamp = stamp_[std::size_t(first)];
-        const std::int32_t before = prev_[std::size_t(first)];
-        run_.clear();
-        std::int32_t after = first;
-        for (; after != kEnd && stamp_[std::size_t(after)] == stamp; after = next_[std::size_t(after)]) {
-            run_.push_back(after);
+        const std::int32_t slot = heap_[at];
+        while (at > 0 && older(slot, heap_[(at - 1) / 2])) {
+            put(at, heap_[(at - 1) / 2]);
+            at = (at - 1) / 2;
         }
-        std::sort(run_.begin(), run_.end());
-        std::int32_t last = before;
-        for (const std::int32_t i : run_) {
-            (last == kEnd ? head_ : next_[std::size_t(last)]) = i;
-            prev_[std::size_t(i)] = last;
-            last = i;
+        for (std::size_t child = 2 * at + 1; child < heap_.size(); child = 2 * at + 1) {
+            if (child + 1 < heap_.size() && older(heap_[child + 1], heap_[child])) { ++child; }
+            if (!older(heap_[child], slot)) { break; }
+            put(at, heap_[child]);
+            at = child;
         }
-        next_[std::size_t(last)] = after;
-        (after == kEnd ? tail_ : prev_[std::size_t(after)]) = last;
-        sorted_any_ = true;
-        sorted_through_ = stamp;
-        return run_.front();
+        put(at, slot);
     }
 
-    std::vector<std::int32_t> next_;
-    std::vector<std::int32_t> prev_;
-    std::vector<std::uint64_t> stamp_;
-    std::vector<std::int32_t> run_;
-    std::int32_t head_ = kEnd;
-    std::int32_t tail_ = kEnd;
-    std::uint64_t sorted_through_ = 0; ///< with sorted_any_: runs up to this stamp are in slot order
-    bool sorted_any_ = false;
+    std::vector<std::int32_t> where_;  ///< by slot: its place in the heap
+    std::vector<std::uint64_t> stamp_; ///< by slot
+    std::vector<std::int32_t> heap_;
+    std::vector<std::int32_t> frontier_;
 };
 
 /// Second chance: a hand goes round, clears the mark of slots read since it last passed and takes the first unmarked

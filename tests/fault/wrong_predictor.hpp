@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Guesses that are wrong in one way each, to see that a guess changes time and never results.
+#pragma once
+
+#include <oasis/lookahead/lookahead_predictor.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <random>
+#include <span>
+#include <tuple>
+#include <vector>
+
+namespace oasis::fault {
+
+enum class Wrong : std::uint8_t {
+    kRandom, ///< blocks of the sequence, at random
+    kNothing,
+    kStale,      ///< the set of many rows ago
+    kForeign,    ///< positions that no sequence has, negative and huge ones among them
+    kDuplicates, ///< one block, again and again
+};
+
+template <Wrong kind> class WrongPredictor {
+public:
+    explicit WrongPredictor(const LookaheadOptions& = {}) {}
+
+    void observe_row(SequenceId sequence, LayerId layer, std::int32_t set, std::span<const std::int32_t> must, bool)
+    {
+        auto& seen = seen_[{raw(sequence), layer, set}];
+        seen.emplace_back(must.begin(), must.end());
+        if (seen.size() > kStaleRows) { seen.erase(seen.begin()); }
+    }
+
+    std::size_t predict(SequenceId sequence, LayerId layer, std::int32_t set, std::span<std::int32_t> out)
+    {
+        const auto found = seen_.find({raw(sequence), layer, set});
+        if (kind == Wrong::kNothing || found == seen_.end() || found->second.front().empty()) { return 0; }
+        const std::vector<std::int32_t>& old = found->second.front();
+        if constexpr (kind == Wrong::kStale) {
+            const std::size_t n = std::min(old.size(), out.size());
+            std::copy_n(old.begin(), n, out.begin());
+            return n;
+        }
+        const std::int32_t last = *std::max_element(found->second.back().begin(), found->second.back().end());
+        for (std::size_t i = 0; i < out.size(); ++i) {
+            if constexpr (kind == Wrong::kRandom) {
+                out[i] = static_cast<std::int32_t>(random_() % (static_cast<std::uint32_t>(std::max(last, 0)) + 1U));
+            } else if constexpr (kind == Wrong::kForeign) {
+                constexpr std::int32_t kOdd[] = {-1, std::numeric_limits<std::int32_t>::min(),
+                                                 std::numeric_limits<std::int32_t>::max(), 1 << 20};
+                out[i] = kOdd[i % 4] - static_cast<std::int32_t>(i % 4 == 2 ? i : 0);
+            } else {
+                out[i] = old.front();
+            }
+        }
+        return out.size();
+    }
+
+    void forget(SequenceId sequence)
+    {
+        std::erase_if(seen_, [&](const auto& entry) { return std::get<0>(entry.first) == raw(sequence); });
+    }
+
+private:
+    static constexpr std::size_t kStaleRows = 20;
+    std::map<std::tuple<std::int64_t, LayerId, std::int32_t>, std::vector<std::vector<std::int32_t>>> seen_;
+    std::mt19937 random_{17};
+};
+
+static_assert(check_lookahead<WrongPredictor<Wrong::kRandom>>());
+
+} // namespace oasis::fault
