@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One model in two containers, output heads, and settings that must not be ignored.
+#include "decoder/tiny_model.hpp"
+
+namespace oasis_decode::test {
+namespace {
+
+std::shared_ptr<const LoadedModel> load_folder(const TinyModel& tiny)
+{
+    TemporaryFolder folder;
+    tiny.write_folder(folder.path());
+    return load_model(folder.path());
+}
+
+std::shared_ptr<const LoadedModel> load_gguf(const GgufWriter& writer)
+{
+    TemporaryFolder folder;
+    write_file(folder / "model.gguf", writer.str());
+    return load_model(folder / "model.gguf");
+}
+
+template <class Call>
+std::string error_of(const Call& call)
+{
+    try {
+        (void)call();
+    } catch (const ModelError& error) {
+        return error.what();
+    }
+    return "no error";
+}
+
+std::string error_with(const Json& patch)
+{
+    TinyModel tiny;
+    tiny.config.merge_patch(patch);
+    return error_of([&] { return load_folder(tiny); });
+}
+
+#define OASIS_EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+TEST(LoadCases, DEC_08_BothContainersGiveTheSameKeysAndLogits)
+{
+    const TinyModel tiny;
+    oasis::InlineExecutor executor;
+    DenseRun hf(load_folder(tiny), executor, 101, 128), gguf(load_gguf(tiny.gguf()), executor, 101, 128);
+    std::vector<TokenId> tokens;
+    for (int i = 0; i < 101; ++i) { tokens.push_back((i * 37 + 5) % 259); }
+    hf.forward(tokens);
+    gguf.forward(tokens);
+    for (int layer = 0; layer < TinyModel::kLayers; ++layer) {
+        for (int head = 0; head < TinyModel::kKvHeads; ++head) {
+            for (const std::int64_t position : {0, 100}) {
+                EXPECT_EQ(hf.attention().key(layer, head, position), gguf.attention().key(layer, head, position))
+                    << "layer " << layer << ", head " << head << ", position " << position;
+            }
+        }
+    }
+    const auto a = hf.logits(100), b = gguf.logits(100);
+    ASSERT_EQ(a.size(), 259U);
+    for (std::size_t i = 0; i < a.size(); ++i) { ASSERT_NEAR(a[i], b[i], 1e-4F) << "token " << i; }
+}
+
+TEST(LoadCases, DEC_09_BothContainersGiveTheSameTokenizer)
+{
+    const TinyModel tiny;
+    const auto hf = load_folder(tiny), gguf = load_gguf(tiny.gguf());
+    const std::string text = "ab<s> cab \xF0\x9F\x98\x80";
+    for (const auto specials : {Specials::kAsText, Specials::kRecognised}) { EXPECT_EQ(hf->tokenizer.encode(text, specials), gguf->tokenizer.encode(text, specials)); }
+    EXPECT_EQ(gguf->tokenizer.encode_prompt("<s>ab", Specials::kRecognised), (std::vector<TokenId>{257, 256}));
+    EXPECT_FALSE(hf->tokenizer.adds_bos());
+    EXPECT_TRUE(gguf->tokenizer.is_special(258));
+}
+
+TEST(LoadCases, DEC_04_TiedAndUntiedHeads)
+{
+    const TinyModel plain;
+    const auto embedding = TinyModel().tensor("model.embed_tokens.weight").values;
+    const auto with = [&](const Json& flag, const std::vector<float>* head) {
+        TinyModel tiny;
+        tiny.config.merge_patch({{"tie_word_embeddings", flag}});
+        if (head) { tiny.add_head(*head); }
+        return tiny;
+    };
+    auto other = embedding;
+    other[70] += 1.0F;
+
+    const auto a = load_folder(with(true, nullptr));
+    EXPECT_TRUE(a->config.tied && a->head.empty() && a->warnings.empty());
+    const auto b = load_folder(with(true, &embedding));
+    EXPECT_TRUE(b->config.tied && b->head.empty() && b->warnings.empty());
+    const auto c = load_folder(with(true, &other));
+    EXPECT_FALSE(c->config.tied);
+    EXPECT_EQ(c->output_matrix()[70], other[70]);
+    ASSERT_EQ(c->warnings.size(), 1U);
+    OASIS_EXPECT_HAS(c->warnings[0], "lm_head.weight");
+    const std::string d = error_of([&] { return load_folder(with(false, nullptr)); });
+    OASIS_EXPECT_HAS(d, "lm_head.weight");
+    OASIS_EXPECT_HAS(d, "tie_word_embeddings");
+    const auto e = load_folder(with(nullptr, nullptr)), f = load_folder(with(nullptr, &other));
+    EXPECT_FALSE(e->config.tied_flag.has_value());
+    EXPECT_TRUE(e->config.tied && !f->config.tied && f->warnings.empty());
+    const auto g = load_folder(with(false, &other));
+    EXPECT_TRUE(!g->config.tied && g->warnings.empty());
+}
+
+TEST(LoadCases, DEC_05_RopeScalingIsNeverIgnored)
+{
+    EXPECT_EQ(error_with({{"rope_scaling", nullptr}}), "no error");
+    EXPECT_EQ(error_with({{"rope_scaling", {{"type", "default"}}}}), "no error");
+    OASIS_EXPECT_HAS(error_with({{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 32}}}}), "llama3");
+    OASIS_EXPECT_HAS(error_with({{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}), "linear");
+    OASIS_EXPECT_HAS(error_with({{"rope_scaling", {{"type", "foo"}}}}), "foo");
+    OASIS_EXPECT_HAS(error_with({{"rope_parameters", {{"rope_type", "yarn"}}}}), "yarn");
+    TinyModel tiny;
+    tiny.config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
+    EXPECT_EQ(load_folder(tiny)->config.rope_theta, 5e5);
+    auto writer = TinyModel().gguf();
+    writer.key_string("llama.rope.scaling.type", "yarn");
+    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(writer); }), "yarn");
+    auto factors = TinyModel().gguf();
+    factors.add({"rope_freqs.weight", {16}, std::vector<float>(16, 1.0F)});
+    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(factors); }), "rope_freqs.weight");
+}
+
+TEST(Load, RefusesWhatItDoesNotDo)
+{
+    OASIS_EXPECT_HAS(error_with({{"architectures", {"MixtralForCausalLM"}}}), "MixtralForCausalLM");
+    OASIS_EXPECT_HAS(error_with({{"architectures", nullptr}}), "architecture");
+    OASIS_EXPECT_HAS(error_with({{"attention_bias", true}}), "attention_bias");
+    OASIS_EXPECT_HAS(error_with({{"mlp_bias", true}}), "mlp_bias");
+    OASIS_EXPECT_HAS(error_with({{"hidden_act", "gelu"}}), "gelu");
+    OASIS_EXPECT_HAS(error_with({{"hidden_size", "big"}}), "\"big\"");
+    OASIS_EXPECT_HAS(error_with({{"hidden_size", -4}}), "-4");
+    OASIS_EXPECT_HAS(error_with({{"num_key_value_heads", 3}}), "3 KV heads");
+    OASIS_EXPECT_HAS(error_with({{"rms_norm_eps", 0}}), "rms_norm_eps");
+    OASIS_EXPECT_HAS(error_with({{"eos_token_id", 259}}), "259");
+    OASIS_EXPECT_HAS(error_with({{"vocab_size", 260}}), "model.embed_tokens.weight");
+    OASIS_EXPECT_HAS(error_with({{"intermediate_size", 1 << 19}}), "[64, 524288]");
+    OASIS_EXPECT_HAS(error_with({{"num_hidden_layers", 3}}), "model.layers.2.");
+    OASIS_EXPECT_HAS(error_of([] { return load_model("/nonexistent/model"); }), "/nonexistent/model");
+    TinyModel bias;
+    bias.tensors.push_back({"model.layers.0.self_attn.q_proj.bias", {128}, std::vector<float>(128)});
+    OASIS_EXPECT_HAS(error_of([&] { return load_folder(bias); }), "q_proj.bias");
+    TinyModel extra;
+    extra.tensors.push_back({"model.surprise", {1}, {1.0F}});
+    const auto warned = load_folder(extra);
+    ASSERT_EQ(warned->warnings.size(), 1U);
+    OASIS_EXPECT_HAS(warned->warnings[0], "model.surprise");
+    auto foreign = TinyModel().gguf();
+    foreign.keys.replace(foreign.keys.find("llama"), 5, "gemma");
+    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(foreign); }), "gemma");
+}
+
+TEST(Load, IdsTellModelsApart)
+{
+    TinyModel changed;
+    changed.tensor("model.layers.1.mlp.down_proj.weight").values[3] += 1.0F;
+    EXPECT_EQ(load_folder(TinyModel())->id, load_folder(TinyModel())->id);
+    EXPECT_NE(load_folder(TinyModel())->id, load_folder(changed)->id);
+    EXPECT_NE(load_gguf(TinyModel().gguf())->id, load_gguf(changed.gguf())->id);
+}
+
+} // namespace
+} // namespace oasis_decode::test
