@@ -48,6 +48,8 @@ public:
     virtual void truncate(SequenceId, TokenIndex length) = 0;
     virtual RemoveResult remove(SequenceId) = 0;
     virtual TokenIndex length(SequenceId) const = 0;
+    /// Whether every block is still held by some tier; if not, truncate to `first_lost` and compute from there again.
+    virtual SequenceState state(SequenceId) const = 0;
 
     /// Opens a step over groups of different sequences. Allocates every block the rows need, or refuses with the full tier.
     virtual Step begin_step(Queue, std::span<const RowGroup>) = 0;
@@ -58,6 +60,9 @@ public:
 
     /// Changes the fast memory's size while sequences live; returns the size reached, which is larger than asked when logical sets need it.
     virtual std::size_t resize_fast(std::size_t bytes) = 0;
+
+    /// Forgets blocks that are kept only because a later prompt might begin with them.
+    virtual void drop_cached_prefixes() = 0;
 
     virtual Stats stats() const = 0;
 

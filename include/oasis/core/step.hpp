@@ -61,6 +61,12 @@ struct ForkResult {
     explicit operator bool() const noexcept { return !full; }
 };
 
+/// Health of a sequence.
+struct SequenceState {
+    std::optional<TokenIndex> first_lost{}; ///< lowest position whose K,V no tier holds any more
+    bool lost() const noexcept { return first_lost.has_value(); }
+};
+
 enum class RemoveResult : std::uint8_t { kRemoved, kNotFound };
 
 /// The rows of one sequence in a step: either `prefill_tokens`, or 1..8 verify rows and 0..2 lookahead rows after them.

@@ -4,6 +4,7 @@
 // itself; where a copy is needed it says which (`Reopened`), and the cache makes it.
 #pragma once
 
+#include <oasis/core/open_step.hpp>
 #include <oasis/pool/block_pool.hpp>
 #include <oasis/pool/eviction.hpp>
 #include <oasis/pool/group_pool.hpp>
@@ -124,6 +125,26 @@ public:
         groups_.release_native(sequence.groups[std::size_t(position)]);
     }
 
+    /// A step coded `block`. If it stands it is sealed (true when it was not before); if not, what the step put into slots is void.
+    bool settle_sealed(Sequence& sequence, std::int32_t position, bool stands);
+
+    /// Makes the whole blocks of `tokens` findable.
+    void index_blocks(Sequence& sequence);
+
+    /// No tier can deliver the block: the sequences that hold it are lost from there on, and nobody finds it by prefix.
+    void mark_lost(BlockId block);
+
+    void drop_cached_prefixes() { blocks_.drop_all_cached(drop_slots()); }
+
+    void record_events(bool on)
+    {
+        record_ = on;
+        slots_.record_evictions(on);
+    }
+    /// Evictions and drops since the last call.
+    void drain_events(Journal& journal);
+    void drain_evictions(Journal& journal);
+
     bool remove(SequenceId id)
     {
         Sequence* sequence = find(id);
@@ -191,6 +212,7 @@ private:
     auto drop_slots()
     {
         return [this](BlockId block) {
+            if (record_) { dropped_.push_back(block); }
             for (std::int32_t unit = 0; unit < shape_.units(); ++unit) { slots_.drop(std::int64_t{unit} * shape_.blocks + raw(block)); }
         };
     }
@@ -235,6 +257,9 @@ private:
     std::unordered_map<std::int64_t, std::unique_ptr<Sequence>> sequences_;
     std::int64_t next_sequence_ = 0;
     std::int64_t reserved_slots_ = 0;
+    bool record_ = false;
+    std::vector<BlockId> dropped_;
+    std::vector<BlockId> unsealed_;
 };
 
 } // namespace oasis

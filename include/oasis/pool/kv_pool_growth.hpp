@@ -239,6 +239,71 @@ std::optional<Full> KVPool<Eviction, Store, Hasher>::try_fork(const Sequence& pa
 }
 
 template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
+bool KVPool<Eviction, Store, Hasher>::settle_sealed(Sequence& sequence, std::int32_t position, bool stands)
+{
+    const BlockId id = sequence.blocks[std::size_t(position)];
+    if (blocks_[id].sealed) { return false; }
+    if (stands) { return blocks_[id].sealed = true; }
+    for (std::int32_t unit = 0; unit < shape_.units(); ++unit) {
+        if (TokenIndex{position + 1} * shape_.config.block_tokens > sequence.length) { slots_.drop(std::int64_t{unit} * shape_.blocks + raw(id)); }
+    }
+    if (record_) { unsealed_.push_back(id); }
+    return false;
+}
+
+template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
+void KVPool<Eviction, Store, Hasher>::index_blocks(Sequence& sequence)
+{
+    const auto block_tokens = std::size_t(shape_.config.block_tokens);
+    while ((sequence.keys.size() + 1) * block_tokens <= sequence.tokens.size()) {
+        const std::size_t j = sequence.keys.size();
+        const auto tokens = std::span<const TokenId>(sequence.tokens).subspan(j * block_tokens, block_tokens);
+        const Hash128 key = blocks_.index().key(j == 0 ? Hash128{} : sequence.keys.back(), tokens, sequence.salt);
+        sequence.keys.push_back(key);
+        blocks_.index().insert(key, j == 0 ? BlockId::kNone : sequence.blocks[j - 1], tokens, sequence.blocks[j], sequence.salt);
+    }
+}
+
+template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
+void KVPool<Eviction, Store, Hasher>::mark_lost(BlockId block)
+{
+    blocks_.index().erase(block);
+    for_each_sequence([&](Sequence& sequence) {
+        const auto found = std::find(sequence.blocks.begin(), sequence.blocks.end(), block);
+        if (found == sequence.blocks.end()) { return; }
+        const TokenIndex position = (found - sequence.blocks.begin()) * shape_.config.block_tokens;
+        sequence.first_lost = sequence.first_lost ? std::min(*sequence.first_lost, position) : position;
+    });
+}
+
+template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
+void KVPool<Eviction, Store, Hasher>::drain_events(Journal& journal)
+{
+    if (!record_) { return; }
+    drain_evictions(journal);
+    for (const BlockId block : unsealed_) {
+        journal.event({EventKind::kDropped, EventReason::kTruncated, Tier::kSlow, block, -1, -1, 0});
+        journal.event({EventKind::kDropped, EventReason::kTruncated, Tier::kFast, block, -1, -1, 0});
+    }
+    unsealed_.clear();
+    for (const BlockId block : dropped_) {
+        journal.event({EventKind::kDropped, EventReason::kRemoved, Tier::kFast, block, -1, -1, 0});
+        journal.event({EventKind::kDropped, EventReason::kRemoved, Tier::kSlow, block, -1, -1, 0});
+    }
+    dropped_.clear();
+}
+
+template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
+void KVPool<Eviction, Store, Hasher>::drain_evictions(Journal& journal)
+{
+    for (const std::int64_t unit : slots_.take_evicted()) {
+        const std::int64_t layer_set = unit / shape_.blocks;
+        journal.event({EventKind::kEvicted, EventReason::kPressure, Tier::kFast, BlockId{static_cast<std::int32_t>(unit % shape_.blocks)},
+                       static_cast<LayerId>(layer_set / shape_.sets), static_cast<std::int32_t>(layer_set % shape_.sets), shape_.unit_bytes});
+    }
+}
+
+template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
 void KVPool<Eviction, Store, Hasher>::check()
 {
     slots_.check();

@@ -97,12 +97,13 @@ public:
         if (s.state != State::kInFlight || s.generation != generation) { return false; }
         s.state = State::kResident;
         --counts_.in_flight;
+        if (s.pins > 0) { ++counts_.pinned; }
         if (logical_refs_[index(s.unit)] == 0) { eviction_.on_insert(slot, s.last_use); }
         recount();
         return true;
     }
 
-    /// The transfer failed or is not wanted: the slot is free again.
+    /// The transfer failed or is not wanted: the slot is free again, whoever meant to read it.
     void abandon(SlotId slot)
     {
         Slot& s = slots_[index(raw(slot))];
@@ -127,7 +128,7 @@ public:
     void pin(SlotId slot, std::uint64_t now)
     {
         Slot& s = slots_[index(raw(slot))];
-        if (s.pins++ == 0) { ++counts_.pinned; }
+        if (s.pins++ == 0 && s.state == State::kResident) { ++counts_.pinned; } // one in flight counts as pinned once it has landed
         s.last_use = now;
         if (s.state == State::kResident && logical_refs_[index(s.unit)] == 0) { eviction_.on_access(slot, now); }
         recount();
@@ -230,6 +231,7 @@ private:
         Slot& s = slots_[index(raw(slot))];
         slot_of_[index(s.unit)] = 0;
         s.unit = -1;
+        s.pins = 0;
         s.state = State::kFree;
         ++s.generation;
     }

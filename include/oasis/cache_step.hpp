@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// KVCache: sequences come and go, a step is opened, committed, rolled back. Included by cache.hpp.
+#pragma once
+
+#include <oasis/cache.hpp>
+
+namespace oasis {
+
+template <class Backend, KVElement Element, class Policies>
+CreateResult KVCache<Backend, Element, Policies>::create(const SequenceOptions& options)
+{
+    validate(config_, options);
+    CreateResult result;
+    for (;;) {
+        {
+            const Entry entry(busy_, "create");
+            expect_no_step("create");
+            Sequence* sequence = nullptr;
+            result.full = pool_.try_create(options, sequence);
+            if (!result.full) {
+                result.id = sequence->id;
+                if (config_.share_prefixes && !options.prompt.empty()) {
+                    Reopened reopened;
+                    result.cached_tokens = pool_.share_prefix(*sequence, options.prompt, reopened);
+                    InlineExecutor here;
+                    pipeline_->reopen(Queue(here), *sequence, reopened);
+                    journal_.counters.prefix_query_tokens += options.prompt.size();
+                    journal_.counters.prefix_hit_tokens += std::uint64_t(result.cached_tokens);
+                }
+                publish();
+            }
+        }
+        deliver();
+        if (!result.full || !relieve(*result.full)) { return result; }
+    }
+}
+
+template <class Backend, KVElement Element, class Policies>
+ForkResult KVCache<Backend, Element, Policies>::fork(SequenceId id)
+{
+    ForkResult result;
+    for (;;) {
+        {
+            const Entry entry(busy_, "fork");
+            expect_no_step("fork");
+            Sequence* child = nullptr;
+            result.full = pool_.try_fork(expect(id, "fork"), child);
+            if (!result.full) { result.id = child->id; }
+            publish();
+        }
+        deliver();
+        if (!result.full || !relieve(*result.full)) { return result; }
+    }
+}
+
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::truncate(SequenceId id, TokenIndex length)
+{
+    {
+        const Entry entry(busy_, "truncate");
+        expect_no_step("truncate");
+        Sequence& sequence = expect(id, "truncate");
+        detail::expects(length >= 0 && length <= sequence.length, "truncate: length ", length, " of sequence ", raw(id), " which has ", sequence.length, " tokens");
+        if (length == sequence.length) { return; }
+        Reopened reopened;
+        pool_.truncate(sequence, length, reopened);
+        InlineExecutor here;
+        pipeline_->reopen(Queue(here), sequence, reopened);
+        lookahead_->forget(id);
+        publish();
+    }
+    deliver();
+}
+
+template <class Backend, KVElement Element, class Policies>
+RemoveResult KVCache<Backend, Element, Policies>::remove(SequenceId id)
+{
+    bool removed = false;
+    {
+        const Entry entry(busy_, "remove");
+        if (!pool_.find(id)) { return RemoveResult::kNotFound; }
+        for (const StepGroup& group : step_.groups) {
+            detail::expects(group.sequence->id != id, "remove: sequence ", raw(id), " is in the open step ", step_.serial);
+        }
+        lookahead_->forget(id);
+        removed = pool_.remove(id);
+        publish();
+    }
+    deliver();
+    return removed ? RemoveResult::kRemoved : RemoveResult::kNotFound;
+}
+
+template <class Backend, KVElement Element, class Policies>
+std::size_t KVCache<Backend, Element, Policies>::resize_fast(std::size_t bytes)
+{
+    std::size_t reached = 0;
+    {
+        const Entry entry(busy_, "resize_fast");
+        expect_no_step("resize_fast");
+        reached = pool_.resize_fast(bytes);
+        publish();
+    }
+    deliver();
+    return reached;
+}
+
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::drop_cached_prefixes()
+{
+    {
+        const Entry entry(busy_, "drop_cached_prefixes");
+        pool_.drop_cached_prefixes();
+        publish();
+    }
+    deliver();
+}
+
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::check_groups(std::span<const RowGroup> groups) const
+{
+    std::int64_t rows = 0;
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+        const RowGroup& g = groups[i];
+        const Sequence& sequence = expect(g.sequence, "begin_step");
+        for (std::size_t k = 0; k < i; ++k) {
+            detail::expects(groups[k].sequence != g.sequence, "begin_step: sequence ", raw(g.sequence), " is in groups ", k, " and ", i);
+        }
+        detail::expects(g.prefill_tokens >= 0 && g.verify_rows >= 0 && g.lookahead_rows >= 0, "begin_step: group ", i, " has a negative count of rows");
+        if (g.prefill_tokens > 0) {
+            detail::expects(g.verify_rows == 0 && g.lookahead_rows == 0, "begin_step: group ", i, " mixes ", g.prefill_tokens, " prefill tokens with decode rows");
+        } else {
+            detail::expects(g.verify_rows >= 1 && g.verify_rows <= kMaxVerifyRows, "begin_step: group ", i, " has ", g.verify_rows,
+                            " verify rows, expected 1 to ", kMaxVerifyRows, " (tree drafts are not supported)");
+            detail::expects(g.lookahead_rows <= kMaxLookaheadRows, "begin_step: group ", i, " has ", g.lookahead_rows, " lookahead rows, at most ", kMaxLookaheadRows);
+        }
+        detail::expects(sequence.length + g.prefill_tokens + g.verify_rows <= config_.limits.max_context, "begin_step: sequence ", raw(g.sequence), " of ",
+                        sequence.length, " tokens and ", g.rows(), " rows exceeds limits.max_context ", config_.limits.max_context);
+        rows += g.rows();
+    }
+    detail::expects(rows <= config_.limits.max_rows, "begin_step: ", rows, " rows exceed limits.max_rows ", config_.limits.max_rows);
+}
+
+template <class Backend, KVElement Element, class Policies>
+std::optional<Full> KVCache<Backend, Element, Policies>::open_groups(std::span<const RowGroup> groups)
+{
+    step_.groups.clear();
+    step_.rows = 0;
+    for (const RowGroup& rows : groups) {
+        Sequence& sequence = *pool_.find(rows.sequence);
+        if (const auto full = pool_.try_grow(sequence, sequence.length + rows.rows()); full) {
+            for (StepGroup& opened : step_.groups) { pool_.shrink(*opened.sequence, opened.sequence->length); }
+            step_.groups.clear();
+            return full;
+        }
+        step_.groups.push_back({&sequence, rows, step_.rows, sequence.length});
+        step_.rows += rows.rows();
+    }
+    return std::nullopt;
+}
+
+template <class Backend, KVElement Element, class Policies>
+Step KVCache<Backend, Element, Policies>::begin_step(Queue, std::span<const RowGroup> groups)
+{
+    for (;;) {
+        std::optional<Full> full;
+        {
+            const Entry entry(busy_, "begin_step");
+            expect_no_step("begin_step");
+            check_groups(groups);
+            full = open_groups(groups);
+            if (!full) {
+                step_.serial = next_serial_++;
+                step_.next_layer = 0;
+                ++journal_.counters.steps;
+                publish();
+                return Step::open(*this, step_.serial, step_.rows);
+            }
+            journal_.event({EventKind::kRefused, EventReason::kPressure, full->tier, BlockId::kNone, -1, -1, full->needed_bytes});
+            publish();
+        }
+        deliver();
+        if (!relieve(*full)) { return Step::refused(*full); }
+    }
+}
+
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::check_args(const AttendArgs& args) const
+{
+    detail::expects(args.q.data && args.k.data && args.v.data, "enqueue_attend: q, k or v is null");
+    for (const auto& [what, dtype] : {std::pair{"q", args.q.dtype}, {"k", args.k.dtype}, {"v", args.v.dtype}}) {
+        detail::expects(dtype == config_.dtype, "enqueue_attend: ", what, " is ", name(dtype), ", the cache is ", name(config_.dtype));
+    }
+    detail::expects(!args.out.data || args.out.dtype == config_.dtype, "enqueue_attend: out is ", name(args.out.dtype), ", the cache is ", name(config_.dtype));
+    detail::expects(args.window >= 0 && std::isfinite(args.scale), "enqueue_attend: window ", args.window, " or scale ", args.scale, " is out of range");
+    for (const StepGroup& group : step_.groups) {
+        detail::expects(args.out.data || group.is_prefill(), "enqueue_attend: out is null, but sequence ", raw(group.sequence->id), " has decode rows");
+    }
+}
+
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::enqueue_attend(Queue queue, Step& step, LayerId layer, const AttendArgs& args)
+{
+    {
+        const Entry entry(busy_, "enqueue_attend");
+        expect_step(step, "enqueue_attend");
+        detail::expects(layer == step_.next_layer && layer < config_.shape.layers, "enqueue_attend: layer ", layer, ", expected ", step_.next_layer, " of ",
+                        config_.shape.layers);
+        check_args(args);
+        pipeline_->layer(queue, step_, layer, args, journal_);
+        ++step_.next_layer;
+        publish();
+    }
+    deliver();
+}
+
+template <class Backend, KVElement Element, class Policies>
+std::int32_t KVCache<Backend, Element, Policies>::check_accepted(const StepGroup& group, const Accepted& accepted) const
+{
+    const std::int32_t most = group.is_prefill() ? group.rows.prefill_tokens : group.rows.verify_rows;
+    detail::expects(accepted.rows >= 0 && accepted.rows <= most, "commit: ", accepted.rows, " rows accepted of ", most, " of sequence ", raw(group.sequence->id));
+    detail::expects(accepted.tokens.empty() || accepted.tokens.size() == std::size_t(accepted.rows), "commit: ", accepted.tokens.size(), " token ids for ",
+                    accepted.rows, " rows of sequence ", raw(group.sequence->id));
+    return accepted.rows;
+}
+
+template <class Backend, KVElement Element, class Policies>
+CommitResult KVCache<Backend, Element, Policies>::commit(Queue, Step&& step, std::span<const Accepted> accepted)
+{
+    CommitResult result;
+    {
+        const Entry entry(busy_, "commit");
+        expect_step(step, "commit");
+        detail::expects(step_.next_layer == config_.shape.layers, "commit: layer ", step_.next_layer, " of ", config_.shape.layers, " was not attended");
+        detail::expects(accepted.size() == step_.groups.size(), "commit: ", accepted.size(), " entries for ", step_.groups.size(), " groups");
+        for (std::size_t i = 0; i < accepted.size(); ++i) { result.committed_rows += check_accepted(step_.groups[i], accepted[i]); }
+        const std::uint64_t sealed = journal_.counters.sealed_blocks;
+        for (std::size_t i = 0; i < accepted.size(); ++i) {
+            settle(step_.groups[i], accepted[i].rows);
+            take_tokens(*step_.groups[i].sequence, accepted[i]);
+        }
+        result.sealed_blocks = static_cast<std::int64_t>(journal_.counters.sealed_blocks - sealed);
+        for (auto& [id, block] : journal_.lost) { pool_.mark_lost(block); }
+        step_.serial = 0;
+        step_.groups.clear();
+        step.release();
+        publish();
+    }
+    deliver();
+    return result;
+}
+
+/// The first `rows` rows of the group stand, the others never were.
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::settle(StepGroup& group, std::int32_t rows)
+{
+    Sequence& sequence = *group.sequence;
+    const PoolShape& shape = pool_.shape();
+    const auto observer = pool_.logical_observer(sequence);
+    for (std::int32_t row = group.rows.rows(); row-- > 0;) {
+        auto& undo = step_.undo[std::size_t(group.first_row + row)];
+        if (row >= rows) { sequence.logical.undo_row(undo, observer); }
+        undo.clear();
+    }
+    sequence.length = group.begin + rows;
+    const bool all_layers = step_.next_layer == config_.shape.layers;
+    const std::int32_t sealed_end = std::min(static_cast<std::int32_t>(group.end() / config_.block_tokens), shape.first_native_block(group.end()));
+    for (std::int32_t block = sequence.native_begin; block < sealed_end; ++block) {
+        const bool stands = all_layers && TokenIndex{block + 1} * config_.block_tokens <= sequence.length;
+        journal_.counters.sealed_blocks += pool_.settle_sealed(sequence, block, stands);
+    }
+    const std::int32_t closed_end = std::min(static_cast<std::int32_t>(group.end() / shape.group_tokens()), shape.first_native_group(group.end()));
+    for (std::int32_t g = sequence.native_group_begin; g < closed_end; ++g) {
+        if (all_layers && TokenIndex{g + 1} * shape.group_tokens() <= sequence.length) { pool_.close_group(sequence, g); }
+    }
+    pool_.shrink(sequence, sequence.length);
+    pool_.advance(sequence);
+}
+
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::take_tokens(Sequence& sequence, const Accepted& accepted)
+{
+    if (sequence.tokens.size() + accepted.tokens.size() != std::size_t(sequence.length)) { return; } // a gap: not findable from here on
+    sequence.tokens.insert(sequence.tokens.end(), accepted.tokens.begin(), accepted.tokens.end());
+    if (config_.share_prefixes) { pool_.index_blocks(sequence); }
+}
+
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::roll_back(std::uint64_t serial) noexcept
+{
+    if (serial != step_.serial || step_.serial == 0) { return; }
+    for (StepGroup& group : step_.groups) { settle(group, 0); }
+    for (auto& [id, block] : journal_.lost) { pool_.mark_lost(block); }
+    step_.serial = 0;
+    step_.groups.clear();
+    publish();
+}
+
+template <class Backend, KVElement Element, class Policies>
+bool KVCache<Backend, Element, Policies>::relieve(const Full& full)
+{
+    if (!callbacks_.on_pressure) { return false; }
+    return callbacks_.on_pressure(full.needed_bytes - std::min(full.needed_bytes, full.available_bytes)) > 0;
+}
+
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::publish()
+{
+    pool_.drain_events(journal_);
+    Stats stats;
+    stats.counters = journal_.counters;
+    stats.slots = pool_.slots().counts();
+    stats.fast_bytes = pool_.fast_bytes_in_use();
+    stats.fast_capacity = pool_.fast_capacity();
+    stats.native_bytes = pool_.blocks().native().bytes_in_use();
+    stats.summary_bytes = pool_.groups().native_bytes() + pool_.groups().coded_bytes();
+    stats.slow_bytes = pool_.blocks().store().bytes_used();
+    stats.slow_capacity = pool_.blocks().store().capacity_bytes();
+    stats.sequences = pool_.sequences();
+    stats.blocks = pool_.blocks().live();
+    const std::scoped_lock lock(stats_mutex_);
+    published_ = stats;
+}
+
+/// Hands on what happened: no lock is held, and the cache may be called.
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::deliver()
+{
+    const auto events = std::exchange(journal_.events, {});
+    for (const Event& event : events) {
+        if constexpr (Policies::Telemetry::enabled) { telemetry_->on_event(event); }
+        if (callbacks_.on_event) { callbacks_.on_event(event); }
+    }
+    const auto lost = std::exchange(journal_.lost, {});
+    for (const auto& [id, block] : lost) {
+        if (callbacks_.on_failure) { callbacks_.on_failure(id, detail::text("block ", raw(block), " could not be read from the slow tier and is held by no other")); }
+    }
+}
+
+} // namespace oasis
