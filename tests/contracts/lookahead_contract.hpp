@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The laws of a lookahead policy. A guess may be wrong, so they ask for little: bounds, memory and repeatability. For one of
-// your own:
+// The laws of a lookahead policy. A guess may be wrong, so they ask for little: bounds, memory and repeatability. For
+// one of your own:
 //     INSTANTIATE_TYPED_TEST_SUITE_P(Mine, LookaheadContract, MyLookahead);
 #pragma once
 

@@ -16,8 +16,8 @@ namespace oasis::fault {
 
 enum class StoreOperation : std::uint8_t { kReserve, kWrite, kRead };
 
-/// What fails. Shared, so that a test can hold it while a cache owns the store. Counts are of calls since the plan was made,
-/// from 1; 0 never fails.
+/// What fails. Shared, so that a test can hold it while a cache owns the store. Counts are of calls since the plan was
+/// made, from 1; 0 never fails.
 struct StoreFaults {
     std::uint64_t fail_reserve_at = 0;
     std::uint64_t fail_write_at = 0;
