@@ -139,6 +139,12 @@ void check(const Command& command)
     }
 }
 
+bool is_command(const CLI::App& app, const std::string& name)
+{
+    const auto all = app.get_subcommands([](const CLI::App*) { return true; });
+    return std::any_of(all.begin(), all.end(), [&](const CLI::App* sub) { return sub->get_name() == name; });
+}
+
 std::string first_line(std::string text)
 {
     text.erase(std::min(text.find('\n'), text.size()));
@@ -164,6 +170,9 @@ Parsed parse_command(std::span<const std::string> arguments)
     add_eval(*eval_app, command);
     if (arguments.empty()) { return {.exit_code = 0, .text = app.help()}; }
     try {
+        if (!arguments.front().starts_with("-") && !is_command(app, arguments.front())) {
+            throw UsageError(fmt::format("unknown command '{}': expected inspect, run, compare or eval", arguments.front()));
+        }
         std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
         app.parse(reversed);
         command.verb = *run_app ? Verb::kRun : *compare_app ? Verb::kCompare : *eval_app ? Verb::kEval : Verb::kInspect;

@@ -18,8 +18,9 @@
 namespace oasis_decode {
 namespace {
 
-/// Records lie at least this far before the question, or a third of the prompt when it is short.
-constexpr std::int64_t kDistance = 640;
+/// Records lie at least this far before the question, or a third of the prompt when it is short. What is counted line
+/// by line is a little more than the whole, hence more than the 640 that are promised.
+constexpr std::int64_t kDistance = 700;
 /// Kept free for the header and the question.
 constexpr std::int64_t kReserve = 200;
 
