@@ -141,7 +141,9 @@ TEST(EventLogCases, OBS_06_ReplayGivesTheResidencyMap)
 {
     EventLog log;
     log.on_event(event(EventKind::kStored, EventReason::kSeal, Tier::kSlow, 1));
-    log.on_event(event(EventKind::kRefused, EventReason::kStoreFailed, Tier::kSlow, 2)); // a failed store is not stored
+    // A failed store is not stored, and takes nothing away from what is there.
+    log.on_event(event(EventKind::kRefused, EventReason::kStoreFailed, Tier::kSlow, 2));
+    log.on_event(event(EventKind::kRefused, EventReason::kStoreFailed, Tier::kSlow, 1, 0, 0));
     log.on_event(event(EventKind::kPromoted, EventReason::kDemand, Tier::kFast, 1, 0, 1));
     log.on_event(event(EventKind::kPromoted, EventReason::kPrefetch, Tier::kFast, 1, 1, 0));
     log.on_event(
