@@ -101,7 +101,9 @@ TEST(PrefixIndex, SuccessorsOfWhatIsNotThereAreNotTaken)
     EXPECT_FALSE(index.insert(index.key(k0, run(16), 0), BlockId{4}, run(16), BlockId{5}));
     EXPECT_EQ(index.size(), 0U);
     EXPECT_TRUE(index.insert(k0, BlockId::kNone, run(0), BlockId{5})) << "a block that was not taken may come again";
-    EXPECT_THROW(index.insert(k0, BlockId::kNone, run(0), BlockId{5}), InvalidArgument);
+    EXPECT_FALSE(index.insert(k0, BlockId::kNone, run(0), BlockId{5})) << "the same again changes nothing";
+    EXPECT_EQ(index.size(), 1U);
+    EXPECT_THROW(index.insert(index.key({}, run(7), 0), BlockId::kNone, run(7), BlockId{5}), InvalidArgument);
     EXPECT_THROW(index.insert(k0, BlockId::kNone, run(0), BlockId::kNone), InvalidArgument);
 }
 

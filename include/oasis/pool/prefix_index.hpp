@@ -85,8 +85,11 @@ public:
     bool insert(Hash128 key, BlockId parent, std::span<const TokenId> tokens, BlockId block, std::uint64_t salt = 0)
     {
         detail::expects(raw(block) >= 0, "PrefixIndex::insert: block id ", raw(block), " is negative.");
-        detail::expects(!blocks_.contains(raw(block)), "PrefixIndex::insert: block ", raw(block),
-                        " is in the index already.");
+        if (const auto known = blocks_.find(raw(block)); known != blocks_.end()) {
+            detail::expects(known->second.key == key, "PrefixIndex::insert: block ", raw(block),
+                            " is in the index with other tokens; erase it first.");
+            return false;
+        }
         const auto before = content_of(parent);
         if (!before) { return false; }
         const auto [first, last] = entries_.equal_range(key);
