@@ -167,13 +167,12 @@ inline double log_sum_exp(const Row& x)
     return high + std::log(sum);
 }
 
-/// Log mass of every block of a row at `position` for one query head.
-inline Row log_masses(const Shape& shape, const std::vector<Row>& keys, const Row& q, double scale,
-                      std::int64_t position)
+/// The summaries that a row at `position` reads.
+inline std::vector<SubBlock> summaries(const Shape& shape, const std::vector<Row>& keys, std::int64_t position)
 {
     const auto tokens = std::size_t(position + 1);
     const std::size_t group_tokens = 64 * shape.sub_tokens;
-    Row estimates;
+    std::vector<SubBlock> result;
     for (std::size_t begin = 0; begin < tokens; begin += group_tokens) {
         const bool coded = std::int64_t(begin + group_tokens) - 1 <= position - shape.recent;
         std::vector<SubBlock> group;
@@ -181,14 +180,22 @@ inline Row log_masses(const Shape& shape, const std::vector<Row>& keys, const Ro
             group.push_back(summarise(shape, keys, t, std::min(t + shape.sub_tokens, tokens)));
         }
         if (coded) { code_group(shape, group); }
-        for (const SubBlock& sub : group) { estimates.push_back(estimate(shape, sub, q, scale)); }
+        result.insert(result.end(), group.begin(), group.end());
     }
+    return result;
+}
+
+/// Log mass of every block for one query head.
+inline Row log_masses(const Shape& shape, const std::vector<SubBlock>& summaries, const Row& q, double scale)
+{
     Row result;
     const std::size_t per_block = shape.block_tokens / shape.sub_tokens;
-    for (std::size_t s = 0; s < estimates.size(); s += per_block) {
-        const std::size_t end = std::min(s + per_block, estimates.size());
-        result.push_back(
-            log_sum_exp(Row(estimates.begin() + std::ptrdiff_t(s), estimates.begin() + std::ptrdiff_t(end))));
+    for (std::size_t s = 0; s < summaries.size(); s += per_block) {
+        Row estimates;
+        for (std::size_t i = s; i < std::min(s + per_block, summaries.size()); ++i) {
+            estimates.push_back(estimate(shape, summaries[i], q, scale));
+        }
+        result.push_back(log_sum_exp(estimates));
     }
     return result;
 }

@@ -22,13 +22,14 @@ struct Reduce : EveryTable {
     }
 };
 
-double share(const std::vector<float>& x, std::size_t stride, std::size_t h, std::size_t b, std::size_t blocks)
+/// Log of the sum of a head's finite masses.
+double log_total(const float* x, std::size_t blocks)
 {
     oracle::Row finite;
     for (std::size_t i = 0; i < blocks; ++i) {
-        if (std::isfinite(x[h * stride + i])) { finite.push_back(x[h * stride + i]); }
+        if (std::isfinite(x[i])) { finite.push_back(x[i]); }
     }
-    return x[h * stride + b] - (finite.empty() ? 0.0 : oracle::log_sum_exp(finite));
+    return finite.empty() ? 0.0 : oracle::log_sum_exp(finite);
 }
 
 TEST_P(Reduce, AgainstTheDefinition)
@@ -46,6 +47,10 @@ TEST_P(Reduce, AgainstTheDefinition)
             const auto raw = reduce(GroupReduction::kMax, x, heads, blocks, block);
             const auto soft = reduce(GroupReduction::kSoftmaxMax, x, heads, blocks, block);
             const auto mean = reduce(GroupReduction::kMean, x, heads, blocks, block);
+            oracle::Row totals;
+            for (std::size_t h = 0; h < std::size_t(heads); ++h) {
+                totals.push_back(log_total(x.data() + h * stride, std::size_t(blocks)));
+            }
             for (std::size_t b = 0; b < std::size_t(blocks); ++b) {
                 double top = -oracle::kInf;
                 double best = -oracle::kInf;
@@ -55,7 +60,7 @@ TEST_P(Reduce, AgainstTheDefinition)
                     if (std::isnan(x[h * stride + b])) { continue; }
                     any = true;
                     top = std::max<double>(top, x[h * stride + b]);
-                    const double s = share(x, stride, h, b, std::size_t(blocks));
+                    const double s = x[h * stride + b] - totals[h];
                     best = std::max(best, s);
                     sum += std::exp(s);
                 }
@@ -93,6 +98,20 @@ TEST_P(Reduce, InfinitiesStayAndDoNotSpread)
         EXPECT_EQ(scores[1], kInf);
         EXPECT_TRUE(std::isnan(scores[2]));
         EXPECT_EQ(scores[3], -kInf);
+    }
+}
+
+/// A window sums the same chunks, aligned to position 0, as the whole sequence would with nothing before it.
+TEST_P(Reduce, WindowsKeepTheChunks)
+{
+    std::mt19937 random(3);
+    for (const int first : {1, 5, 15, 16, 40}) {
+        const auto x = grid_values(1500, random, 4.0F);
+        std::vector<float> whole(std::size_t(first), -kInf);
+        whole.insert(whole.end(), x.begin(), x.end());
+        const auto windowed = reduce(GroupReduction::kSoftmaxMax, x, 1, 1500, 16, first);
+        const auto expected = reduce(GroupReduction::kSoftmaxMax, whole, 1, 1500 + first);
+        EXPECT_EQ(0, std::memcmp(windowed.data(), expected.data() + first, 1500 * sizeof(float))) << first;
     }
 }
 

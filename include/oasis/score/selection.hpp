@@ -23,10 +23,10 @@ namespace detail {
 /// Rank of a score as an integer: larger is better. 0: never chosen (-inf), 1: NaN, then the finite ones, +inf on top.
 inline std::uint32_t rank_key(float score) noexcept
 {
-    const auto bits = std::bit_cast<std::uint32_t>(score + 0.0F); // -0 becomes +0
-    if ((bits & 0x7FFFFFFFU) > 0x7F800000U) { return 1; }
-    if (bits == 0xFF800000U) { return 0; }
-    return (bits & 0x80000000U) ? ~bits : bits | 0x80000000U;
+    const auto bits = std::bit_cast<std::uint32_t>(score + 0.0F);         // -0 becomes +0
+    const std::uint32_t key = bits ^ (0x80000000U | (0U - (bits >> 31))); // negative: all bits turned, else the sign
+    const std::uint32_t special = (bits & 0x7FFFFFFFU) > 0x7F800000U ? 1U : 0U;
+    return special != 0 || bits == 0xFF800000U ? special : key;
 }
 
 inline constexpr std::uint32_t kInfinityKey = 0xFF800000U;
@@ -75,12 +75,14 @@ inline void find_cuts(const Candidates& candidates, std::span<Cut, 3> cuts)
         std::array<std::array<std::int32_t, 2048>, 3> histogram; // of the candidates that share a cut's prefix
         const int used = level == 0 ? 1 : 3;
         for (int i = 0; i < used; ++i) { histogram[i].fill(0); }
+        const std::uint32_t prefixes[] = {prefix_of(cuts[0].key, level), prefix_of(cuts[1].key, level),
+                                          prefix_of(cuts[2].key, level)};
         for (std::size_t b = candidates.begin; b < candidates.end; ++b) {
             const std::uint32_t key = rank_key(candidates.scores[b]);
             const std::uint32_t prefix = prefix_of(key, level);
-            for (int i = 0; i < used; ++i) {
-                if (prefix == prefix_of(cuts[i].key, level)) { ++histogram[i][digit_of(key, level)]; }
-            }
+            // Below the first level few candidates share a prefix: one branch for the rest.
+            if (!((prefix == prefixes[0]) | (prefix == prefixes[1]) | (prefix == prefixes[2]))) { continue; }
+            for (int i = 0; i < used; ++i) { histogram[i][digit_of(key, level)] += prefix == prefixes[i]; }
         }
         for (int i = 0; i < 3; ++i) {
             const auto& counts = histogram[used == 1 ? 0 : i];
@@ -207,12 +209,14 @@ private:
                      SelectionOutput& out)
     {
         auto& [must, may, rank] = cuts;
+        const std::uint32_t lowest = std::min({must.key, may.key, rank.key});
         out.count = 0;
         out.must_count = 0;
         out.ranked_count = 0;
         for (std::size_t b = 0; b < in.scores.size(); ++b) {
             const bool forced = b < candidates.begin || b >= candidates.end;
-            const std::uint32_t key = forced ? 0 : detail::rank_key(in.scores[b]);
+            const std::uint32_t key = detail::rank_key(in.scores[b]);
+            if (!forced && key < lowest) { continue; }
             const std::int32_t position = in.first + static_cast<std::int32_t>(b);
             // Every cut is asked, so that each counts its own ties.
             const bool is_must = forced || must.takes(key);
