@@ -162,6 +162,30 @@ TEST_P(SummaryCases, FiniteKeysBeyondHalfPrecision)
     }
 }
 
+/// Garbage beyond the written sub-blocks reaches neither the scales nor the flags of the coded form.
+TEST(SummaryCode, ClosesAPartOfAGroup)
+{
+    for (const SummaryCode code : {SummaryCode::kInt8, SummaryCode::kInt4}) {
+        const BlockScorer<> scorer(StockSummary(), {.tokens = 2, .code = code}, 32, 16);
+        std::mt19937 random(4);
+        const auto keys = grid_values(2 * 32, random);
+        auto garbage = lines(scorer.layout().native_bytes());
+        auto zeros = lines(scorer.layout().native_bytes(), std::byte{0});
+        auto from_garbage = lines(scorer.layout().coded_bytes());
+        auto from_zeros = lines(scorer.layout().coded_bytes(), std::byte{7});
+        for (std::int32_t s = 0; s < 40; ++s) {
+            scorer.write_sub_block(at(garbage), s, {keys.data(), 1 + s % 2, 32, 32});
+            scorer.write_sub_block(at(zeros), s, {keys.data(), 1 + s % 2, 32, 32});
+        }
+        scorer.close_group(at(garbage), 40, at(from_garbage));
+        scorer.close_group(at(zeros), 40, at(from_zeros));
+        const std::size_t flags = 2 * sizeof(std::uint64_t);
+        EXPECT_EQ(0, std::memcmp(at(from_garbage), at(from_zeros), flags));
+        const std::size_t rest = sizeof(SummaryHeader);
+        EXPECT_EQ(0, std::memcmp(at(from_garbage, rest), at(from_zeros, rest), scorer.layout().coded_bytes() - rest));
+    }
+}
+
 /// The stored value is the nearest f16, or the next one outwards.
 TEST(SummaryRounding, NativeForm)
 {
