@@ -109,8 +109,8 @@ inline void decode_spread(const GroupEstimate& job, float* out)
     }
 }
 
-/// estimates += weights . values for kPairs pairs and kVectors vectors of slots, one FMA per channel in channel order: what a
-/// slot gets does not depend on how pairs are tiled.
+/// estimates += weights . values for kPairs pairs and kVectors vectors of slots, one FMA per channel in channel order:
+/// what a slot gets does not depend on how pairs are tiled.
 template <int kPairs, int kVectors>
 HWY_INLINE void accumulate_tile(const float* HWY_RESTRICT values, const float* HWY_RESTRICT weights, int channels,
                                 float* HWY_RESTRICT estimates)

@@ -47,7 +47,8 @@ TEST_P(UpperBound, SCORE_16_HoldsForEveryBlock)
     EXPECT_FALSE(stock_sequence({SummaryKind::kCuboid, 2, SummaryCode::kInt4}, kDim, 16, 16).scorer().is_upper_bound());
 }
 
-/// Min/max with the width of the box, summed over channels, as a spread of weight 1: a looser bound, for the rounding of spreads.
+/// Min/max with the width of the box, summed over channels, as a spread of weight 1: a looser bound, for the rounding
+/// of spreads.
 struct WideBox {
     std::int32_t planes() const { return 2; }
     bool has_spread() const { return true; }

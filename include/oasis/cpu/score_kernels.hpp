@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scoring kernels of the CPU backend behind one table of functions: SIMD where the library is compiled in, scalar in header-only
-// use. All arithmetic is float in a fixed order, so that a value never depends on its neighbours.
+// The scoring kernels of the CPU backend behind one table of functions: SIMD where the library is compiled in, scalar
+// in header-only use. All arithmetic is float in a fixed order, so that a value never depends on its neighbours.
 #pragma once
 
 #include <oasis/score/summary_layout.hpp>
@@ -28,7 +28,8 @@ inline constexpr std::int32_t kMaxEstimatePairs = 32;
 
 struct ScoreKernels {
     void (*estimate)(const GroupEstimate&);
-    /// Log-sum-exp over the sub-blocks of each block: estimates [64] by slot, log_mass [blocks], blocks a power of two up to 64.
+    /// Log-sum-exp over the sub-blocks of each block: estimates [64] by slot, log_mass [blocks], blocks a power of two
+    /// up to 64.
     void (*block_log_mass)(const float* estimates, std::int32_t blocks, float* log_mass);
     /// The largest finite value; -inf when there is none.
     float (*max_finite)(const float* x, std::int32_t n);

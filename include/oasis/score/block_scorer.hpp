@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BlockScorer: writes summaries, codes closed groups, and scores the blocks of a sequence for the query rows of a step in one pass.
-// A log mass depends on the row's query and position and the summaries it may read, never on the other rows or groups of a job.
+// BlockScorer: writes summaries, codes closed groups, and scores the blocks of a sequence for the query rows of a step
+// in one pass. A log mass depends on the row's query and position and the summaries it may read, never on the other
+// rows or groups of a job.
 #pragma once
 
 #include <oasis/concepts.hpp>
@@ -25,9 +26,9 @@
 
 namespace oasis {
 
-/// Rows of one sequence and one KV head. A row at position p reads a group in coded form exactly if the group's last position is
-/// <= p - recent, else in native form; of that, the sub-blocks that are complete at p. Its last, incomplete sub-block [p / t * t, p] comes
-/// from its tail. A row at a negative position is padding: all its log masses are -inf.
+/// Rows of one sequence and one KV head. A row at position p reads a group in coded form exactly if the group's last
+/// position is <= p - recent, else in native form; of that, the sub-blocks that are complete at p. Its last, incomplete
+/// sub-block [p / t * t, p] comes from its tail. A row at a negative position is padding: all its log masses are -inf.
 struct ScoreJob {
     const float* q = nullptr;      ///< [rows, group, head_dim], not scaled
     std::int64_t q_row_stride = 0; ///< floats between rows
@@ -39,8 +40,8 @@ struct ScoreJob {
     std::span<const SummaryGroupRef> groups{}; ///< groups[i] is group first_group + i
     std::int32_t first_group = 0;
     std::int32_t recent = 0;
-    float* log_mass =
-        nullptr; ///< [rows, group, stride]: entry (block - first_group * blocks_per_group); -inf beyond the row's position
+    /// [rows, group, stride]: entry (block - first_group * blocks_per_group); -inf beyond the row's position
+    float* log_mass = nullptr;
     std::int64_t stride = 0; ///< at least groups.size() * blocks_per_group
 };
 
@@ -53,7 +54,8 @@ public:
     const SummaryLayout& layout() const noexcept { return layout_; }
     bool is_upper_bound() const noexcept { return layout_.upper_bound; }
 
-    /// Summary of sub-block `s` of a group from its keys (1..tokens of them), rounded as the native form rounds. Overwrites.
+    /// Summary of sub-block `s` of a group from its keys (1..tokens of them), rounded as the native form rounds.
+    /// Overwrites.
     void write_sub_block(std::byte* native, std::int32_t s, KeyRows keys) const;
     /// The same for the last, incomplete sub-block of a row.
     void write_tail(std::byte* tail, KeyRows keys) const;

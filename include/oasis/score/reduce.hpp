@@ -15,8 +15,8 @@
 namespace oasis {
 namespace detail {
 
-/// Log of the sum of the finite blocks' masses, summed over fixed chunks of 256 tokens aligned to position 0, chunks in order.
-/// 0 when no block is finite.
+/// Log of the sum of the finite blocks' masses, summed over fixed chunks of 256 tokens aligned to position 0, chunks in
+/// order. 0 when no block is finite.
 inline float log_normaliser(const float* x, std::int32_t blocks, std::int32_t block_tokens, std::int32_t first_block,
                             const cpu::ScoreKernels& kernels)
 {
@@ -49,9 +49,10 @@ inline float log_normaliser(const float* x, std::int32_t blocks, std::int32_t bl
 
 inline constexpr int kMaxGroup = 256;
 
-/// Scores of one (row, KV head). kMax: the maximum over heads of the raw log masses. kSoftmaxMax: the maximum of (log mass - logZ of the head).
-/// kMean: the log of the mean of exp(log mass - logZ). logZ skips blocks that are not finite; heads whose log mass is NaN are skipped, and the score is
-/// NaN when all are. `first_block` is the position of entry 0.
+/// Scores of one (row, KV head). kMax: the maximum over heads of the raw log masses. kSoftmaxMax: the maximum of (log
+/// mass - logZ of the head). kMean: the log of the mean of exp(log mass - logZ). logZ skips blocks that are not finite;
+/// heads whose log mass is NaN are skipped, and the score is NaN when all are. `first_block` is the position of entry
+/// 0.
 inline void reduce_scores(GroupReduction reduction, const float* log_mass /*[heads, stride]*/, int heads,
                           std::int64_t stride, int blocks, int block_tokens, float* scores /*[blocks]*/,
                           int first_block = 0, const cpu::ScoreKernels& kernels = cpu::score_kernels())

@@ -95,7 +95,8 @@ inline void find_cuts(const Candidates& candidates, std::span<Cut, 3> cuts)
     for (int i = 0; i < 3; ++i) { cuts[i].ties = cuts[i].key == 0 ? 0 : left[i]; }
 }
 
-/// How many of the best candidates it takes until their mass and the forced blocks' reaches `top_p` of the whole, at most `limit`.
+/// How many of the best candidates it takes until their mass and the forced blocks' reaches `top_p` of the whole, at
+/// most `limit`.
 inline std::int32_t count_for_mass(const Candidates& candidates, float top_p, std::int32_t limit)
 {
     float high = -std::numeric_limits<float>::infinity();
@@ -146,10 +147,11 @@ inline std::int32_t count_for_mass(const Candidates& candidates, float top_p, st
 
 } // namespace detail
 
-/// A `SelectionPolicy`. Order: forced blocks, +inf, finite scores downwards, NaN; -inf is never chosen unless forced; ties go to the lower
-/// position. With top_p below 1 the may set ends once the estimated mass of the chosen blocks (softmax of the finite scores, forced blocks
-/// counted) reaches top_p; +inf blocks are always in it. Throws `InvalidArgument` for budgets below the number of forced blocks.
-/// Cost: four passes over the scores, no memory from the heap.
+/// A `SelectionPolicy`. Order: forced blocks, +inf, finite scores downwards, NaN; -inf is never chosen unless forced;
+/// ties go to the lower position. With top_p below 1 the may set ends once the estimated mass of the chosen blocks
+/// (softmax of the finite scores, forced blocks counted) reaches top_p; +inf blocks are always in it. Throws
+/// `InvalidArgument` for budgets below the number of forced blocks. Cost: four passes over the scores, no memory from
+/// the heap.
 struct TopKSelection {
     void select(const SelectionInput& in, SelectionOutput& out) const
     {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rounding and coding of summaries: nearest for estimates, outwards for bounds. Runs once per sub-block and once per group, so plain C++.
+// Rounding and coding of summaries: nearest for estimates, outwards for bounds. Runs once per sub-block and once per
+// group, so plain C++.
 #pragma once
 
 #include <oasis/core/half.hpp>
@@ -76,7 +77,8 @@ struct AffineCode {
     std::uint8_t codes[64] = {};
 };
 
-/// f16 values coded with 0..max_code. `zero` is their minimum, exact; `scale` is rounded up so that the maximum is in reach.
+/// f16 values coded with 0..max_code. `zero` is their minimum, exact; `scale` is rounded up so that the maximum is in
+/// reach.
 inline AffineCode code_affine(const float* values, std::uint64_t valid, int max_code, Rounding rounding)
 {
     AffineCode result;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the bytes of summaries lie. A summary group is 64 sub-blocks of one (layer, KV head), aligned to position 0, in one of two
-// forms: native (f16, or f32 when the code is f32; written sub-block by sub-block) and coded (made once, when no row needs the native one).
+// Where the bytes of summaries lie. A summary group is 64 sub-blocks of one (layer, KV head), aligned to position 0, in
+// one of two forms: native (f16, or f32 when the code is f32; written sub-block by sub-block) and coded (made once,
+// when no row needs the native one).
 #pragma once
 
 #include <oasis/core/options.hpp>
@@ -32,13 +33,13 @@ struct SummaryTail {
 };
 static_assert(sizeof(SummaryTail) == 64);
 
-/// The shape of a group and its offsets in bytes. Inside a group everything is channel-major, [plane][channel][64 slots], so that a
-/// kernel works on 64 sub-blocks at a time. Slots are ordered by (sub-block within its block, block within the group): the
-/// reduction over the sub-blocks of a block is then vertical.
+/// The shape of a group and its offsets in bytes. Inside a group everything is channel-major, [plane][channel][64
+/// slots], so that a kernel works on 64 sub-blocks at a time. Slots are ordered by (sub-block within its block, block
+/// within the group): the reduction over the sub-blocks of a block is then vertical.
 ///
 /// native: header | [planes][head_dim][64] f16 or f32 | [64] roots of the spread
-/// coded:  header | [planes][head_dim] f16 scales | the same of zeros | [64] uint8 spread | [planes][head_dim][64] codes; int4: byte i of
-///         a channel's 32 holds slot i in its low and slot i + 32 in its high half. value = zero + scale * code.
+/// coded:  header | [planes][head_dim] f16 scales | the same of zeros | [64] uint8 spread | [planes][head_dim][64] codes
+/// int4: byte i of a channel's 32 holds slot i in its low and slot i + 32 in its high half. value = zero + scale * code.
 struct SummaryLayout {
     SummaryOptions options{};
     std::int32_t planes = 0; ///< 1 or 2; 0: no summaries (the oracle)
