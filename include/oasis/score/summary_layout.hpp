@@ -38,8 +38,8 @@ static_assert(sizeof(SummaryTail) == 64);
 /// within the group): the reduction over the sub-blocks of a block is then vertical.
 ///
 /// native: header | [planes][head_dim][64] f16 or f32 | [64] roots of the spread
-/// coded:  header | [planes][head_dim] f16 scales | the same of zeros | [64] uint8 spread | [planes][head_dim][64] codes
-/// int4: byte i of a channel's 32 holds slot i in its low and slot i + 32 in its high half. value = zero + scale * code.
+/// coded:  header | [planes][head_dim] f16 scales | zeros | [64] uint8 spread | [planes][head_dim][64] codes
+/// int4: byte i of a channel's 32 holds slot i low and slot i + 32 high. value = zero + scale * code.
 struct SummaryLayout {
     SummaryOptions options{};
     std::int32_t planes = 0; ///< 1 or 2; 0: no summaries (the oracle)
