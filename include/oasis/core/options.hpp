@@ -90,7 +90,7 @@ struct CacheConfig {
     MayRule may = MayRule::kLogical;
     MissPolicy miss = MissPolicy::kExact;
     std::int64_t dense_below = -1;      ///< contexts up to this attend densely; -1: budgets.attend
-    std::size_t fast_bytes = 0;         ///< fast memory for slots, native blocks and summaries; 0: as much as `limits` could need
+    std::size_t fast_bytes = 0;         ///< for slots, native blocks and summaries; 0: grows and shrinks with what the live sequences need, and no more
     std::size_t slow_bytes = 0;         ///< slow tier; 0: as much as `limits` could need
     std::int32_t prefetch_cap = 0;      ///< tokens per KV head and step that lookahead rows may bring in; 0: no prefetch
     bool share_prefixes = true;         ///< reuse sealed blocks of equal prompts
