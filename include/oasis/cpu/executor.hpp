@@ -3,6 +3,8 @@
 // Where the CPU backend's work runs. An engine that has its own threads derives from `Executor`.
 #pragma once
 
+#include <oasis/core/error.hpp>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -16,6 +18,9 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include <sys/types.h>
+#include <unistd.h>
 
 namespace oasis {
 
@@ -57,96 +62,118 @@ public:
     }
 };
 
-/// A fixed set of threads; the caller works too. Tasks are taken one by one from an atomic counter.
+/// A fixed set of threads; the caller works too. Tasks are taken one by one from an atomic counter. Threads do not survive a
+/// `fork` of the process: in the child `parallel_for` throws `Error`, and the destructor leaves the threads' state alone.
 class ThreadPool final : public Executor {
 public:
     /// `threads` counts the caller; 0 means one per processor.
-    explicit ThreadPool(std::size_t threads = 0)
+    explicit ThreadPool(std::size_t threads = 0) : owner_(::getpid()), state_(std::make_unique<State>())
     {
         if (threads == 0) { threads = std::max<std::size_t>(1, std::thread::hardware_concurrency()); }
         for (std::size_t i = 1; i < threads; ++i) {
-            workers_.emplace_back([this] { work(); });
+            state_->workers.emplace_back([state = state_.get()] { state->work(); });
         }
     }
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
     ~ThreadPool() override
     {
-        {
-            const std::scoped_lock lock(mutex_);
-            stopping_ = true;
+        if (forked()) {
+            // Nobody can be joined, and a condition variable with waiters must not be destroyed.
+            static_cast<void>(state_.release());
+            return;
         }
-        wake_.notify_all();
-        for (auto& worker : workers_) { worker.join(); }
+        {
+            const std::scoped_lock lock(state_->mutex);
+            state_->stopping = true;
+        }
+        state_->wake.notify_all();
+        for (auto& worker : state_->workers) { worker.join(); }
     }
 
-    std::size_t concurrency() const noexcept override { return workers_.size() + 1; }
+    std::size_t concurrency() const noexcept override { return state_->workers.size() + 1; }
 
     void parallel_for(std::size_t tasks, TaskRef task) override
     {
-        if (tasks <= 1 || workers_.empty()) {
+        State& state = *state_;
+        if (state.workers.empty()) {
+            for (std::size_t i = 0; i < tasks; ++i) { task(i); }
+            return;
+        }
+        if (forked()) {
+            throw Error(detail::text("ThreadPool::parallel_for: the pool was made in process ", owner_, ", its threads do not exist in the forked process ",
+                                     ::getpid(), "; make a pool of its own there"));
+        }
+        if (tasks <= 1) {
             for (std::size_t i = 0; i < tasks; ++i) { task(i); }
             return;
         }
         {
-            const std::scoped_lock lock(mutex_);
-            task_ = &task;
-            tasks_ = tasks;
-            next_.store(0, std::memory_order_relaxed);
-            busy_ = workers_.size();
-            ++round_;
+            const std::scoped_lock lock(state.mutex);
+            state.task = &task;
+            state.tasks = tasks;
+            state.next.store(0, std::memory_order_relaxed);
+            state.busy = state.workers.size();
+            ++state.round;
         }
-        wake_.notify_all();
-        drain(task, tasks);
-        std::unique_lock lock(mutex_);
-        done_.wait(lock, [this] { return busy_ == 0; });
-        task_ = nullptr;
-        if (error_) { std::rethrow_exception(std::exchange(error_, nullptr)); }
+        state.wake.notify_all();
+        state.drain(task, tasks);
+        std::unique_lock lock(state.mutex);
+        state.done.wait(lock, [&] { return state.busy == 0; });
+        state.task = nullptr;
+        if (state.error) { std::rethrow_exception(std::exchange(state.error, nullptr)); }
     }
 
 private:
-    void drain(const TaskRef& task, std::size_t tasks)
-    {
-        for (;;) {
-            const std::size_t i = next_.fetch_add(1, std::memory_order_relaxed);
-            if (i >= tasks) { return; }
-            try {
-                task(i);
-            } catch (...) {
-                const std::scoped_lock lock(mutex_);
-                if (!error_) { error_ = std::current_exception(); }
+    struct State {
+        std::mutex mutex;
+        std::condition_variable wake;
+        std::condition_variable done;
+        std::vector<std::thread> workers;
+        const TaskRef* task = nullptr;
+        std::size_t tasks = 0;
+        std::atomic<std::size_t> next{0};
+        std::size_t busy = 0;
+        std::uint64_t round = 0;
+        std::exception_ptr error;
+        bool stopping = false;
+
+        void drain(const TaskRef& run, std::size_t count)
+        {
+            for (;;) {
+                const std::size_t i = next.fetch_add(1, std::memory_order_relaxed);
+                if (i >= count) { return; }
+                try {
+                    run(i);
+                } catch (...) {
+                    const std::scoped_lock lock(mutex);
+                    if (!error) { error = std::current_exception(); }
+                }
             }
         }
-    }
 
-    void work()
-    {
-        std::uint64_t seen = 0;
-        std::unique_lock lock(mutex_);
-        for (;;) {
-            wake_.wait(lock, [&] { return stopping_ || round_ != seen; });
-            if (stopping_) { return; }
-            seen = round_;
-            const TaskRef* task = task_;
-            const std::size_t tasks = tasks_;
-            lock.unlock();
-            drain(*task, tasks);
-            lock.lock();
-            if (--busy_ == 0) { done_.notify_one(); }
+        void work()
+        {
+            std::uint64_t seen = 0;
+            std::unique_lock lock(mutex);
+            for (;;) {
+                wake.wait(lock, [&] { return stopping || round != seen; });
+                if (stopping) { return; }
+                seen = round;
+                const TaskRef* mine = task;
+                const std::size_t count = tasks;
+                lock.unlock();
+                drain(*mine, count);
+                lock.lock();
+                if (--busy == 0) { done.notify_one(); }
+            }
         }
-    }
+    };
 
-    std::mutex mutex_;
-    std::condition_variable wake_;
-    std::condition_variable done_;
-    std::vector<std::thread> workers_;
-    const TaskRef* task_ = nullptr;
-    std::size_t tasks_ = 0;
-    std::atomic<std::size_t> next_{0};
-    std::size_t busy_ = 0;
-    std::uint64_t round_ = 0;
-    std::exception_ptr error_;
-    bool stopping_ = false;
+    bool forked() const noexcept { return ::getpid() != owner_; }
+
+    ::pid_t owner_;
+    std::unique_ptr<State> state_;
 };
 
 /// Where work is put: a non-owning handle of an executor (CPU). Copies are cheap; there is no default queue.
