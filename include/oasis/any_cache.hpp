@@ -14,8 +14,9 @@
 
 namespace oasis {
 
-/// All optional. They run on the thread that calls `create`, `begin_step`, `enqueue_attend` or `commit`, never on a worker and with no
-/// lock held; they may call `remove` and `stats`. Calling `begin_step`, `commit` or the destructor from one throws `InvalidArgument`.
+/// All optional. They run on the thread that is in `create`, `fork`, `truncate`, `remove`, `begin_step`, `enqueue_attend` or `commit`, never on a
+/// worker and with no lock held. They may call `remove`, `drop_cached_prefixes`, `stats`, `length` and `state`; every other call throws
+/// `InvalidArgument`. Events that such calls cause are delivered after those that are being delivered. A callback must not destroy the cache.
 struct Callbacks {
     std::function<void(const Event&)> on_event;
     /// Fast memory is short by `bytes`: the engine may remove sequences and returns what it freed; 0 means it cannot.
@@ -44,7 +45,8 @@ public:
     virtual CreateResult create(const SequenceOptions&) = 0;
     /// Copy-on-write: whole blocks and closed summary groups are shared, the open ones copied.
     virtual ForkResult fork(SequenceId) = 0;
-    /// Forgets positions >= length. Throws when length exceeds the sequence's.
+    /// Forgets positions >= length. Throws when length exceeds the sequence's, or, with nothing changed, when the new last block is shared and the
+    /// slow tier has no room for a copy. Sealed tokens of the recent window are read back from the slow tier; where that fails `state` says lost.
     virtual void truncate(SequenceId, TokenIndex length) = 0;
     virtual RemoveResult remove(SequenceId) = 0;
     virtual TokenIndex length(SequenceId) const = 0;

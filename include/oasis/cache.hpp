@@ -54,7 +54,7 @@ struct PolicySet {
     std::unique_ptr<typename Policies::Telemetry> telemetry{};
 };
 
-/// See AnyKVCache for the calls. One thread drives a cache; `stats` and `state` may be called from any.
+/// See AnyKVCache for the calls. One thread drives a cache; `stats` may be called from any.
 template <class Backend = cpu::Backend, KVElement Element = float, class Policies = DefaultPolicies<Backend, Element>>
 class KVCache final : public AnyKVCache, private detail::StepOwner {
     static_assert(check_summary<typename Policies::Scorer>() && check_selection<typename Policies::Selection>() &&
@@ -109,8 +109,12 @@ private:
     /// Refuses overlapping calls from other threads, and re-entrant ones from callbacks where they could not work.
     class Entry {
     public:
-        Entry(std::atomic<bool>& busy, const char* call) : busy_(busy)
+        /// `in_callback`: where the call would not be possible from a callback, the flag that says one runs.
+        Entry(std::atomic<bool>& busy, const char* call, const std::atomic<bool>* in_callback = nullptr) : busy_(busy)
         {
+            if (in_callback && in_callback->load(std::memory_order_relaxed)) {
+                throw InvalidArgument(detail::text(call, ": called from a callback; one may call remove, drop_cached_prefixes, stats, length and state"));
+            }
             if (busy_.exchange(true, std::memory_order_acquire)) {
                 throw InvalidArgument(detail::text(call, ": another call on this cache is in progress; one thread drives a cache"));
             }
@@ -121,6 +125,19 @@ private:
 
     private:
         std::atomic<bool>& busy_;
+    };
+
+    /// Says for as long as it lives that a callback runs.
+    class CallbackGuard {
+    public:
+        explicit CallbackGuard(std::atomic<bool>& flag) : flag_(flag), before_(flag.exchange(true)) {}
+        CallbackGuard(const CallbackGuard&) = delete;
+        CallbackGuard& operator=(const CallbackGuard&) = delete;
+        ~CallbackGuard() { flag_.store(before_); }
+
+    private:
+        std::atomic<bool>& flag_;
+        bool before_;
     };
 
     static CacheConfig checked(CacheConfig config)
@@ -161,7 +178,7 @@ private:
         const PoolShape& shape = pool_.shape();
         if constexpr (std::constructible_from<typename Policies::Lookahead, const LookaheadOptions&>) {
             return std::make_unique<typename Policies::Lookahead>(
-                LookaheadOptions{config_.shape.layers, shape.sets, shape.blocks_of(config_.budgets.fetch)});
+                LookaheadOptions{config_.shape.layers, shape.sets, shape.most_blocks(config_.budgets.fetch)});
         } else {
             return std::make_unique<typename Policies::Lookahead>();
         }
@@ -188,6 +205,7 @@ private:
     void check_args(const AttendArgs& args) const;
     std::int32_t check_accepted(const StepGroup& group, const Accepted& accepted) const;
     void settle(StepGroup& group, std::int32_t rows);
+    TokenIndex share(Sequence& sequence, std::span<const TokenId> prompt);
     void take_tokens(Sequence& sequence, const Accepted& accepted);
     void roll_back(std::uint64_t serial) noexcept override;
     /// Frees memory through the callback until it says it cannot; true when something was freed.
@@ -205,6 +223,10 @@ private:
     OpenStep step_;
     std::uint64_t next_serial_ = 1;
     Journal journal_;
+    std::vector<Event> undelivered_;   ///< taken from the journal and not yet handed on, the next one last
+    std::vector<std::pair<SequenceId, BlockId>> undelivered_lost_;
+    std::atomic<bool> delivering_{false};
+    std::atomic<bool> in_callback_{false};
     mutable std::atomic<bool> busy_{false};
     mutable std::mutex stats_mutex_;
     Stats published_;

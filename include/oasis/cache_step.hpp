@@ -5,6 +5,8 @@
 
 #include <oasis/cache.hpp>
 
+#include <algorithm>
+
 namespace oasis {
 
 template <class Backend, KVElement Element, class Policies>
@@ -14,17 +16,14 @@ CreateResult KVCache<Backend, Element, Policies>::create(const SequenceOptions& 
     CreateResult result;
     for (;;) {
         {
-            const Entry entry(busy_, "create");
+            const Entry entry(busy_, "create", &in_callback_);
             expect_no_step("create");
             Sequence* sequence = nullptr;
             result.full = pool_.try_create(options, sequence);
             if (!result.full) {
                 result.id = sequence->id;
                 if (config_.share_prefixes && !options.prompt.empty()) {
-                    Reopened reopened;
-                    result.cached_tokens = pool_.share_prefix(*sequence, options.prompt, reopened);
-                    InlineExecutor here;
-                    pipeline_->reopen(Queue(here), *sequence, reopened);
+                    result.cached_tokens = share(*sequence, options.prompt);
                     journal_.counters.prefix_query_tokens += options.prompt.size();
                     journal_.counters.prefix_hit_tokens += std::uint64_t(result.cached_tokens);
                 }
@@ -36,13 +35,31 @@ CreateResult KVCache<Backend, Element, Policies>::create(const SequenceOptions& 
     }
 }
 
+/// The longest prefix that is there and can be read. What the slow tier does not deliver is a miss: it is not found again.
+template <class Backend, KVElement Element, class Policies>
+TokenIndex KVCache<Backend, Element, Policies>::share(Sequence& sequence, std::span<const TokenId> prompt)
+{
+    InlineExecutor here;
+    for (;;) {
+        Reopened reopened;
+        const TokenIndex cached = pool_.share_prefix(sequence, prompt, reopened);
+        const BlockId failed = pipeline_->reopen(Queue(here), sequence, reopened);
+        if (failed == BlockId::kNone) { return cached; }
+        pool_.shrink(sequence, 0);
+        sequence.keys.clear();
+        sequence.length = 0;
+        journal_.lost.emplace_back(sequence.id, failed);
+        pool_.mark_lost(failed);
+    }
+}
+
 template <class Backend, KVElement Element, class Policies>
 ForkResult KVCache<Backend, Element, Policies>::fork(SequenceId id)
 {
     ForkResult result;
     for (;;) {
         {
-            const Entry entry(busy_, "fork");
+            const Entry entry(busy_, "fork", &in_callback_);
             expect_no_step("fork");
             Sequence* child = nullptr;
             result.full = pool_.try_fork(expect(id, "fork"), child);
@@ -58,7 +75,7 @@ template <class Backend, KVElement Element, class Policies>
 void KVCache<Backend, Element, Policies>::truncate(SequenceId id, TokenIndex length)
 {
     {
-        const Entry entry(busy_, "truncate");
+        const Entry entry(busy_, "truncate", &in_callback_);
         expect_no_step("truncate");
         Sequence& sequence = expect(id, "truncate");
         detail::expects(length >= 0 && length <= sequence.length, "truncate: length ", length, " of sequence ", raw(id), " which has ", sequence.length, " tokens");
@@ -66,7 +83,11 @@ void KVCache<Backend, Element, Policies>::truncate(SequenceId id, TokenIndex len
         Reopened reopened;
         pool_.truncate(sequence, length, reopened);
         InlineExecutor here;
-        pipeline_->reopen(Queue(here), sequence, reopened);
+        const BlockId failed = pipeline_->reopen(Queue(here), sequence, reopened);
+        if (failed != BlockId::kNone) {
+            pool_.lose(sequence, failed);
+            journal_.lost.emplace_back(id, failed);
+        }
         lookahead_->forget(id);
         publish();
     }
@@ -96,7 +117,7 @@ std::size_t KVCache<Backend, Element, Policies>::resize_fast(std::size_t bytes)
 {
     std::size_t reached = 0;
     {
-        const Entry entry(busy_, "resize_fast");
+        const Entry entry(busy_, "resize_fast", &in_callback_);
         expect_no_step("resize_fast");
         reached = pool_.resize_fast(bytes);
         publish();
@@ -126,7 +147,8 @@ void KVCache<Backend, Element, Policies>::check_groups(std::span<const RowGroup>
         for (std::size_t k = 0; k < i; ++k) {
             detail::expects(groups[k].sequence != g.sequence, "begin_step: sequence ", raw(g.sequence), " is in groups ", k, " and ", i);
         }
-        detail::expects(g.prefill_tokens >= 0 && g.verify_rows >= 0 && g.lookahead_rows >= 0, "begin_step: group ", i, " has a negative count of rows");
+        detail::expects(g.prefill_tokens >= 0 && g.verify_rows >= 0 && g.lookahead_rows >= 0, "begin_step: group ", i, " has a negative count of rows: ",
+                        g.prefill_tokens, " prefill tokens, ", g.verify_rows, " verify and ", g.lookahead_rows, " lookahead rows");
         if (g.prefill_tokens > 0) {
             detail::expects(g.verify_rows == 0 && g.lookahead_rows == 0, "begin_step: group ", i, " mixes ", g.prefill_tokens, " prefill tokens with decode rows");
         } else {
@@ -165,7 +187,7 @@ Step KVCache<Backend, Element, Policies>::begin_step(Queue, std::span<const RowG
     for (;;) {
         std::optional<Full> full;
         {
-            const Entry entry(busy_, "begin_step");
+            const Entry entry(busy_, "begin_step", &in_callback_);
             expect_no_step("begin_step");
             check_groups(groups);
             full = open_groups(groups);
@@ -187,6 +209,7 @@ Step KVCache<Backend, Element, Policies>::begin_step(Queue, std::span<const RowG
 template <class Backend, KVElement Element, class Policies>
 void KVCache<Backend, Element, Policies>::check_args(const AttendArgs& args) const
 {
+    if (step_.rows == 0) { return; } // a step without rows comes with empty arrays
     detail::expects(args.q.data && args.k.data && args.v.data, "enqueue_attend: q, k or v is null");
     for (const auto& [what, dtype] : {std::pair{"q", args.q.dtype}, {"k", args.k.dtype}, {"v", args.v.dtype}}) {
         detail::expects(dtype == config_.dtype, "enqueue_attend: ", what, " is ", name(dtype), ", the cache is ", name(config_.dtype));
@@ -202,13 +225,15 @@ template <class Backend, KVElement Element, class Policies>
 void KVCache<Backend, Element, Policies>::enqueue_attend(Queue queue, Step& step, LayerId layer, const AttendArgs& args)
 {
     {
-        const Entry entry(busy_, "enqueue_attend");
+        const Entry entry(busy_, "enqueue_attend", &in_callback_);
         expect_step(step, "enqueue_attend");
+        detail::expects(step_.next_layer >= 0, "enqueue_attend: step ", step_.serial, " failed in an earlier layer; destroy it");
         detail::expects(layer == step_.next_layer && layer < config_.shape.layers, "enqueue_attend: layer ", layer, ", expected ", step_.next_layer, " of ",
                         config_.shape.layers);
         check_args(args);
+        step_.next_layer = -1; // what a layer that failed left behind cannot be gone on with
         pipeline_->layer(queue, step_, layer, args, journal_);
-        ++step_.next_layer;
+        step_.next_layer = layer + 1;
         publish();
     }
     deliver();
@@ -229,8 +254,9 @@ CommitResult KVCache<Backend, Element, Policies>::commit(Queue, Step&& step, std
 {
     CommitResult result;
     {
-        const Entry entry(busy_, "commit");
+        const Entry entry(busy_, "commit", &in_callback_);
         expect_step(step, "commit");
+        detail::expects(step_.next_layer >= 0, "commit: step ", step_.serial, " failed in a layer; destroy it");
         detail::expects(step_.next_layer == config_.shape.layers, "commit: layer ", step_.next_layer, " of ", config_.shape.layers, " was not attended");
         detail::expects(accepted.size() == step_.groups.size(), "commit: ", accepted.size(), " entries for ", step_.groups.size(), " groups");
         for (std::size_t i = 0; i < accepted.size(); ++i) { result.committed_rows += check_accepted(step_.groups[i], accepted[i]); }
@@ -240,7 +266,6 @@ CommitResult KVCache<Backend, Element, Policies>::commit(Queue, Step&& step, std
             take_tokens(*step_.groups[i].sequence, accepted[i]);
         }
         result.sealed_blocks = static_cast<std::int64_t>(journal_.counters.sealed_blocks - sealed);
-        for (auto& [id, block] : journal_.lost) { pool_.mark_lost(block); }
         step_.serial = 0;
         step_.groups.clear();
         step.release();
@@ -290,7 +315,6 @@ void KVCache<Backend, Element, Policies>::roll_back(std::uint64_t serial) noexce
 {
     if (serial != step_.serial || step_.serial == 0) { return; }
     for (StepGroup& group : step_.groups) { settle(group, 0); }
-    for (auto& [id, block] : journal_.lost) { pool_.mark_lost(block); }
     step_.serial = 0;
     step_.groups.clear();
     publish();
@@ -300,12 +324,18 @@ template <class Backend, KVElement Element, class Policies>
 bool KVCache<Backend, Element, Policies>::relieve(const Full& full)
 {
     if (!callbacks_.on_pressure) { return false; }
+    const CallbackGuard guard(in_callback_);
     return callbacks_.on_pressure(full.needed_bytes - std::min(full.needed_bytes, full.available_bytes)) > 0;
 }
 
 template <class Backend, KVElement Element, class Policies>
 void KVCache<Backend, Element, Policies>::publish()
 {
+    for (const auto& lost : journal_.lost) {
+        pool_.mark_lost(lost.second);
+        undelivered_lost_.push_back(lost);
+    }
+    journal_.lost.clear();
     pool_.drain_events(journal_);
     Stats stats;
     stats.counters = journal_.counters;
@@ -322,18 +352,29 @@ void KVCache<Backend, Element, Policies>::publish()
     published_ = stats;
 }
 
-/// Hands on what happened: no lock is held, and the cache may be called.
+/// Hands on what happened, in order: no lock is held, and the cache may be called. What a callback's own calls cause comes after.
 template <class Backend, KVElement Element, class Policies>
 void KVCache<Backend, Element, Policies>::deliver()
 {
-    const auto events = std::exchange(journal_.events, {});
-    for (const Event& event : events) {
-        if constexpr (Policies::Telemetry::enabled) { telemetry_->on_event(event); }
-        if (callbacks_.on_event) { callbacks_.on_event(event); }
-    }
-    const auto lost = std::exchange(journal_.lost, {});
-    for (const auto& [id, block] : lost) {
-        if (callbacks_.on_failure) { callbacks_.on_failure(id, detail::text("block ", raw(block), " could not be read from the slow tier and is held by no other")); }
+    if (delivering_.load()) { return; } // the outer delivery goes on with it
+    const CallbackGuard delivering(delivering_);
+    const CallbackGuard guard(in_callback_);
+    while (!undelivered_.empty() || !journal_.events.empty() || !undelivered_lost_.empty()) {
+        if (undelivered_.empty()) {
+            undelivered_.swap(journal_.events);
+            std::reverse(undelivered_.begin(), undelivered_.end());
+        }
+        while (!undelivered_.empty()) {
+            const Event event = undelivered_.back();
+            undelivered_.pop_back();
+            if constexpr (Policies::Telemetry::enabled) { telemetry_->on_event(event); }
+            if (callbacks_.on_event) { callbacks_.on_event(event); }
+        }
+        const auto lost = std::exchange(undelivered_lost_, {});
+        for (const auto& [id, block] : lost) {
+            if (callbacks_.on_failure) { callbacks_.on_failure(id, detail::text("slow tier: read of block ", raw(block), " of sequence ", raw(id), " (units of ",
+                                                                              pool_.shape().unit_bytes, " bytes) failed and no other tier holds it")); }
+        }
     }
 }
 

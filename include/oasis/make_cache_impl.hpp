@@ -31,7 +31,7 @@ OASIS_INLINE Footprint footprint(const CacheConfig& config)
     const PoolShape shape(config, scorer.layout());
     const std::size_t heads = std::size_t(config.shape.layers) * std::size_t(config.shape.kv_heads);
     const std::size_t native_group = scorer.layout().native_bytes() * heads * (config.block_code == BlockCode::kNative ? 1 : 2);
-    const std::int64_t slots = shape.reserved_slots(shape.blocks_of(config.budgets.logical_resident), shape.dense_below(-1));
+    const std::int64_t slots = shape.reserved_slots(shape.most_blocks(config.budgets.logical_resident), shape.dense_below(-1));
     Footprint f;
     f.kv_bytes_per_token = 2 * heads * std::size_t(config.shape.head_dim) * size_of(config.dtype);
     f.slow_bytes_per_token = shape.slow_block_bytes() / std::size_t(config.block_tokens);

@@ -17,6 +17,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -62,10 +63,11 @@ public:
         allocate_scratch();
     }
 
-    /// One layer of an open step. Throws `StoreError` when the slow tier refuses a block that is being sealed; the step can then be destroyed, and
-    /// nothing is lost.
+    /// One layer of an open step. Throws `StoreError` when the slow tier refuses a block that is being sealed: the step can then be destroyed, and
+    /// nothing is lost; or when it does not deliver one that a prefill chunk must read: then the sequence is.
     void layer(Queue queue, OpenStep& step, LayerId layer, const AttendArgs& args, Journal& journal)
     {
+        const HoldGuard guard{*this};
         for (const StepGroup& group : step.groups) {
             append(queue, group, layer, args);
             seal(queue, group, layer, journal);
@@ -77,8 +79,9 @@ public:
         }
     }
 
-    /// Makes native forms again after a truncation or at a shared prefix.
-    void reopen(Queue queue, Sequence& sequence, const Reopened& reopened);
+    /// Makes native forms again after a truncation or at a shared prefix. Returns the first block that could not be read, or none; what does
+    /// not depend on it is made all the same.
+    BlockId reopen(Queue queue, Sequence& sequence, const Reopened& reopened);
 
     /// Working memory, for `footprint`.
     static std::size_t scratch_bytes(const PoolShape& shape);
@@ -101,12 +104,25 @@ private:
         std::vector<std::vector<Read>> reads; ///< [sets], ascending
     };
 
+    /// Whatever ends a layer early: no slot stays pinned or in flight.
+    struct HoldGuard {
+        Pipeline& pipeline;
+        ~HoldGuard()
+        {
+            for (const SlotId slot : pipeline.pinned_) { pipeline.pool_.slots().unpin(slot); }
+            pipeline.pinned_.clear();
+            pipeline.engine_.cancel();
+        }
+    };
+
     void allocate_scratch();
     void append(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args);
     void summarise_head(const StepGroup& group, LayerId layer, std::int32_t head);
     void seal(Queue queue, const StepGroup& group, LayerId layer, Journal& journal);
     bool seal_unit(const Sequence& sequence, std::int32_t block, LayerId layer, std::int32_t set, std::byte* staging);
     void summarise_sealed(const Sequence& sequence, std::int32_t block, LayerId layer, std::int32_t head, const std::byte* coded);
+    bool read_native(BlockId block, LayerId layer, std::int32_t head, std::byte* to);
+    BlockId rebuild_group(const Sequence& sequence, std::int32_t g, LayerId layer, std::int32_t head, bool close);
     void place_sealed(Sequence& sequence, std::int32_t block, LayerId layer, std::int32_t set, const std::byte* coded, Journal& journal);
 
     void decode(Queue queue, OpenStep& step, const StepGroup& group, LayerId layer, const AttendArgs& args, Journal& journal);
@@ -207,7 +223,7 @@ void Pipeline<Policies>::allocate_scratch()
     scores_.resize(row_sets * 2 * std::size_t(mass_stride()));
     rows_.resize(kDecodeRows);
     for (RowPlan& row : rows_) { row.reads.resize(std::size_t(shape_.sets)); }
-    const auto attend_blocks = std::size_t(shape_.blocks_of(config_.budgets.attend));
+    const auto attend_blocks = std::size_t(shape_.most_blocks(config_.budgets.attend));
     may_ids_.resize(row_sets * attend_blocks);
     must_.resize(may_ids_.size());
     selected_.resize(row_sets);

@@ -160,74 +160,97 @@ void Pipeline<Policies>::place_sealed(Sequence& sequence, std::int32_t block, La
 }
 
 template <class Policies>
-void Pipeline<Policies>::reopen(Queue queue, Sequence& sequence, const Reopened& reopened)
+BlockId Pipeline<Policies>::reopen(Queue queue, Sequence& sequence, const Reopened& reopened)
 {
     const auto heads = std::size_t(model_.kv_heads);
     const auto layers = std::size_t(model_.layers);
-    std::atomic<bool> failed{false};
-    queue.executor().parallel_for(reopened.blocks.size() * layers * std::size_t(shape_.sets), [&](std::size_t task) {
-        const auto& entry = reopened.blocks[task / (layers * std::size_t(shape_.sets))];
-        const auto layer = static_cast<LayerId>(task / std::size_t(shape_.sets) % layers);
-        const auto set = static_cast<std::int32_t>(task % std::size_t(shape_.sets));
-        thread_local std::vector<std::byte> unit;
-        unit.resize(shape_.unit_bytes);
-        if (!pool_.blocks().store().read({entry.from, layer, set, unit.data()})) { failed = true; }
-        for (std::int32_t i = 0; i < shape_.heads_per_set; ++i) {
-            const std::size_t head = std::size_t(set * shape_.heads_per_set + i);
-            std::byte* to = entry.to + (std::size_t(layer) * heads + head) * shape_.head_block.native_bytes();
-            const std::byte* coded = unit.data() + std::size_t(i) * shape_.head_block.coded_bytes();
-            if (config_.block_code == BlockCode::kNative) {
-                std::memcpy(to, coded, shape_.head_block.native_bytes());
-            } else {
-                kernels_.decode_int8(format_, coded, to);
-            }
-        }
-    });
-    if (failed) { throw StoreError(oasis::detail::text("slow tier: cannot read back a block of sequence ", raw(sequence.id), " to reopen it")); }
-    if (shape_.summary.planes == 0) { return; }
-    const std::int32_t tokens = config_.summary.tokens;
-    const std::int32_t per_block = config_.block_tokens / tokens;
-    queue.executor().parallel_for(reopened.groups.size() * layers * heads, [&](std::size_t task) {
-        const std::int32_t g = reopened.groups[task / (layers * heads)];
+    std::mutex mutex;
+    std::vector<BlockId> failed;
+    const auto fail = [&](BlockId block) {
+        const std::scoped_lock lock(mutex);
+        failed.push_back(block);
+    };
+    queue.executor().parallel_for(reopened.blocks.size() * layers * heads, [&](std::size_t task) {
+        const auto& entry = reopened.blocks[task / (layers * heads)];
         const auto layer = static_cast<LayerId>(task / heads % layers);
         const auto head = static_cast<std::int32_t>(task % heads);
-        const GroupId id = sequence.groups[std::size_t(g)];
-        thread_local std::vector<std::byte> native;
-        thread_local std::vector<std::byte> unit;
-        thread_local std::vector<float> keys;
-        keys.resize(shape_.head_block.elements());
-        native.resize(shape_.head_block.native_bytes());
-        unit.resize(shape_.unit_bytes);
-        const std::int32_t last = std::min(static_cast<std::int32_t>(sequence.blocks.size()), (g + 1) * shape_.group_blocks);
-        for (std::int32_t block = g * shape_.group_blocks; block < last; ++block) {
-            const BlockId block_id = sequence.blocks[std::size_t(block)];
-            const std::byte* source = pool_.blocks()[block_id].native ? pool_.native(block_id, layer, head) : nullptr;
-            if (!source) {
-                const std::int32_t set = head / shape_.heads_per_set;
-                if (!pool_.blocks().store().read({block_id, layer, set, unit.data()})) { failed = true; }
-                const std::byte* coded = unit.data() + std::size_t(head % shape_.heads_per_set) * shape_.head_block.coded_bytes();
-                source = coded;
-                if (config_.block_code != BlockCode::kNative) {
-                    kernels_.decode_int8(format_, coded, native.data());
-                    source = native.data();
-                }
-            }
-            kernels_.to_float(config_.dtype, source, keys.size(), 1.0F, keys.data());
-            const auto valid = static_cast<std::int32_t>(std::min<TokenIndex>(config_.block_tokens, sequence.length - TokenIndex{block} * config_.block_tokens));
-            for (std::int32_t s = 0; (s + 1) * tokens <= valid; ++s) {
-                const KeyRows rows{keys.data() + std::size_t(s) * std::size_t(tokens) * std::size_t(model_.head_dim), tokens, model_.head_dim, model_.head_dim};
-                const std::int32_t index = block % shape_.group_blocks * per_block + s;
-                scorer_.write_sub_block(pool_.native_group(id, layer, head), index, rows);
-                if (pool_.groups()[id].sealed) { scorer_.write_sub_block(pool_.sealed_group(id, layer, head), index, rows); }
-            }
-        }
-        if (std::find(reopened.close.begin(), reopened.close.end(), g) != reopened.close.end()) {
-            const std::byte* from = pool_.groups()[id].sealed ? pool_.sealed_group(id, layer, head) : pool_.native_group(id, layer, head);
-            scorer_.close_group(from, SummaryLayout::kGroupSubBlocks, pool_.coded_group(id, layer, head));
-        }
+        std::byte* to = entry.to + (std::size_t(layer) * heads + std::size_t(head)) * shape_.head_block.native_bytes();
+        if (!read_native(entry.from, layer, head, to)) { fail(entry.from); }
     });
-    if (failed) { throw StoreError(oasis::detail::text("slow tier: cannot read back keys of sequence ", raw(sequence.id), " to rebuild its summaries")); }
-    for (const std::int32_t g : reopened.close) { pool_.close_reopened(sequence, g); }
+    if (shape_.summary.planes > 0) {
+        queue.executor().parallel_for(reopened.groups.size() * layers * heads, [&](std::size_t task) {
+            const std::int32_t g = reopened.groups[task / (layers * heads)];
+            const BlockId unread = rebuild_group(sequence, g, static_cast<LayerId>(task / heads % layers), static_cast<std::int32_t>(task % heads),
+                                                 std::find(reopened.close.begin(), reopened.close.end(), g) != reopened.close.end());
+            if (unread != BlockId::kNone) { fail(unread); }
+        });
+    }
+    if (failed.empty()) {
+        for (const std::int32_t g : reopened.close) { pool_.close_reopened(sequence, g); }
+        return BlockId::kNone;
+    }
+    const auto at = [&](BlockId block) { return std::find(sequence.blocks.begin(), sequence.blocks.end(), block); };
+    return *std::min_element(failed.begin(), failed.end(), [&](BlockId a, BlockId b) { return at(a) < at(b); });
+}
+
+/// The native form of a sealed head-block from its coded one, in a slot or in the slow tier. False, with `to` as it was, when neither delivers.
+template <class Policies>
+bool Pipeline<Policies>::read_native(BlockId block, LayerId layer, std::int32_t head, std::byte* to)
+{
+    const std::int32_t set = head / shape_.heads_per_set;
+    const SlotId slot = pool_.slots().slot_of(pool_.slots().unit(layer, set, block));
+    const std::byte* unit = nullptr;
+    if (slot != SlotId::kNone && pool_.slots().landed(slot)) {
+        unit = pool_.slots().data(slot);
+    } else {
+        thread_local std::vector<std::byte> staging;
+        staging.resize(shape_.unit_bytes);
+        if (!pool_.blocks().store().read({block, layer, set, staging.data()})) { return false; }
+        unit = staging.data();
+    }
+    const std::byte* coded = unit + std::size_t(head % shape_.heads_per_set) * shape_.head_block.coded_bytes();
+    if (config_.block_code == BlockCode::kNative) {
+        std::memcpy(to, coded, shape_.head_block.native_bytes());
+    } else {
+        kernels_.decode_int8(format_, coded, to);
+    }
+    return true;
+}
+
+/// Native summaries of a group from the keys of its blocks, and the coded form if asked for. Returns the first block that could not be read.
+template <class Policies>
+BlockId Pipeline<Policies>::rebuild_group(const Sequence& sequence, std::int32_t g, LayerId layer, std::int32_t head, bool close)
+{
+    thread_local std::vector<std::byte> native;
+    thread_local std::vector<float> keys;
+    keys.resize(shape_.head_block.elements());
+    native.resize(shape_.head_block.native_bytes());
+    const GroupId id = sequence.groups[std::size_t(g)];
+    const std::int32_t tokens = config_.summary.tokens;
+    const std::int32_t d = model_.head_dim;
+    const std::int32_t last = std::min(static_cast<std::int32_t>(sequence.blocks.size()), (g + 1) * shape_.group_blocks);
+    BlockId unread = BlockId::kNone;
+    for (std::int32_t block = g * shape_.group_blocks; block < last; ++block) {
+        const BlockId block_id = sequence.blocks[std::size_t(block)];
+        const std::byte* source = pool_.blocks()[block_id].native ? pool_.native(block_id, layer, head) : native.data();
+        if (source == native.data() && !read_native(block_id, layer, head, native.data())) {
+            unread = unread == BlockId::kNone ? block_id : unread;
+            continue;
+        }
+        kernels_.to_float(config_.dtype, source, keys.size(), 1.0F, keys.data());
+        const auto valid = static_cast<std::int32_t>(std::min<TokenIndex>(config_.block_tokens, sequence.length - TokenIndex{block} * config_.block_tokens));
+        for (std::int32_t s = 0; (s + 1) * tokens <= valid; ++s) {
+            const KeyRows rows{keys.data() + std::size_t(s) * std::size_t(tokens) * std::size_t(d), tokens, d, d};
+            const std::int32_t index = block % shape_.group_blocks * (config_.block_tokens / tokens) + s;
+            scorer_.write_sub_block(pool_.native_group(id, layer, head), index, rows);
+            if (pool_.groups()[id].sealed) { scorer_.write_sub_block(pool_.sealed_group(id, layer, head), index, rows); }
+        }
+    }
+    if (close && unread == BlockId::kNone) {
+        const std::byte* from = pool_.groups()[id].sealed ? pool_.sealed_group(id, layer, head) : pool_.native_group(id, layer, head);
+        scorer_.close_group(from, SummaryLayout::kGroupSubBlocks, pool_.coded_group(id, layer, head));
+    }
+    return unread;
 }
 
 } // namespace oasis::cpu

@@ -104,7 +104,8 @@ const std::byte* Pipeline<Policies>::coded_bytes_of(const Sequence& sequence, La
     if (slot != SlotId::kNone && pool_.slots().landed(slot)) { return pool_.slots().data(slot) + at; }
     const BlockId id = sequence.blocks[std::size_t(block)];
     if (!pool_.blocks().store().read({id, layer, set, staging})) {
-        throw StoreError(oasis::detail::text("slow tier: read of block ", raw(id), " layer ", layer, " set ", set, " of sequence ", raw(sequence.id), " failed"));
+        throw StoreError(oasis::detail::text("slow tier: read of block ", raw(id), " layer ", layer, " set ", set, " of sequence ", raw(sequence.id), " (", shape_.unit_bytes,
+                                      " bytes) failed"));
     }
     return staging + at;
 }

@@ -85,7 +85,9 @@ void Pipeline<Policies>::prefill_wave(Queue queue, const StepGroup& group, Layer
     for (std::size_t task = 0; task < count * sets; ++task) {
         if (failed_[task] == 1) {
             const BlockId id = sequence.blocks[std::size_t(first) + task / sets];
-            throw StoreError(oasis::detail::text("slow tier: read of block ", raw(id), " layer ", layer, " set ", task % sets, " of sequence ", raw(sequence.id), " failed"));
+            journal.lost.emplace_back(sequence.id, id);
+            throw StoreError(oasis::detail::text("slow tier: read of block ", raw(id), " layer ", layer, " set ", task % sets, " of sequence ", raw(sequence.id), " (",
+                                          shape_.unit_bytes, " bytes) failed"));
         }
         if (failed_[task] == 2) { journal.counters.streamed_bytes += shape_.unit_bytes; }
     }

@@ -130,7 +130,7 @@ void Pipeline<Policies>::select(Queue queue, const StepGroup& group, LayerId lay
 {
     const SpanGuard span(sink_, Stage::kSelect, layer);
     const std::int32_t sets = shape_.sets;
-    const std::int32_t attend_blocks = shape_.blocks_of(config_.budgets.attend);
+    const std::int32_t attend_blocks = shape_.most_blocks(config_.budgets.attend);
     const std::int32_t logical = group.sequence->logical_blocks;
     ranked_.resize(std::size_t(sets) * std::size_t(logical));
     queue.executor().parallel_for(std::size_t(row_count_ - first_sparse_) * std::size_t(sets), [&](std::size_t task) {
@@ -147,7 +147,7 @@ void Pipeline<Policies>::select(Queue queue, const StepGroup& group, LayerId lay
                           .first = first,
                           .sink_end = std::clamp(shape_.blocks_of(config_.budgets.sink), first, recent),
                           .recent_begin = recent,
-                          .must_blocks = shape_.blocks_of(config_.budgets.fetch),
+                          .must_blocks = shape_.most_blocks(config_.budgets.fetch),
                           .may_blocks = attend_blocks,
                           .rank_blocks = 0,
                           .top_p = config_.budgets.top_p};
@@ -328,7 +328,7 @@ void Pipeline<Policies>::prefetch(Queue queue, const StepGroup& group, LayerId l
     const SpanGuard span(sink_, Stage::kPrefetch, layer);
     Sequence& sequence = *group.sequence;
     const std::int32_t cap = shape_.blocks_of(config_.prefetch_cap);
-    read_ids_.resize(std::size_t(2 * shape_.blocks_of(config_.budgets.fetch)));
+    read_ids_.resize(std::size_t(2 * shape_.most_blocks(config_.budgets.fetch)));
     for (std::int32_t set = 0; set < shape_.sets; ++set) {
         const std::size_t guesses = lookahead_.predict(sequence.id, layer, set, read_ids_);
         std::int32_t planned = 0;

@@ -12,6 +12,7 @@
 #include <oasis/pool/sequence.hpp>
 #include <oasis/pool/slot_table.hpp>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <span>
@@ -72,7 +73,7 @@ public:
     /// An empty sequence, admitted with all it may need, or the tier that has no room.
     std::optional<Full> try_create(const SequenceOptions& options, Sequence*& made)
     {
-        const std::int32_t logical = shape_.blocks_of(options.logical_resident > 0 ? options.logical_resident : shape_.config.budgets.logical_resident);
+        const std::int32_t logical = shape_.most_blocks(options.logical_resident > 0 ? options.logical_resident : shape_.config.budgets.logical_resident);
         const std::int64_t dense_below = shape_.dense_below(options.dense_below);
         const std::int64_t reserve = shape_.reserved_slots(logical, dense_below);
         if (sequences() >= shape_.config.limits.max_sequences) { return Full{Tier::kFast, fast_per_sequence(reserve), 0}; }
@@ -130,6 +131,15 @@ public:
 
     /// Makes the whole blocks of `tokens` findable.
     void index_blocks(Sequence& sequence);
+
+    /// `failed` (or what the last block is a copy of) could not be read back for this sequence.
+    void lose(Sequence& sequence, BlockId failed)
+    {
+        const auto found = std::find(sequence.blocks.begin(), sequence.blocks.end(), failed);
+        const auto last = static_cast<std::ptrdiff_t>(sequence.blocks.size()) - 1;
+        const TokenIndex position = std::min(last, found - sequence.blocks.begin()) * shape_.config.block_tokens;
+        sequence.first_lost = std::min(position, sequence.first_lost.value_or(position));
+    }
 
     /// No tier can deliver the block: the sequences that hold it are lost from there on, and nobody finds it by prefix.
     void mark_lost(BlockId block);
@@ -247,6 +257,7 @@ private:
 
     void hold_native(Sequence& sequence, std::int32_t first_block, std::int32_t first_group, Reopened& reopened);
     void share_groups(Sequence& sequence, Reopened& reopened);
+    void expect_room_for_copy(const Sequence& sequence, TokenIndex length) const;
     void own_last_block(Sequence& sequence, Reopened& reopened);
     void own_last_group(Sequence& sequence, Reopened& reopened);
 

@@ -90,7 +90,10 @@ template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
 void KVPool<Eviction, Store, Hasher>::own_last_block(Sequence& sequence, Reopened& reopened)
 {
     const BlockId old = sequence.blocks.back();
-    if (!blocks_[old].sealed && blocks_[old].refs == 1) { return; }
+    if (!blocks_[old].sealed && blocks_[old].refs == 1) { // as open as ever, but no longer the tokens it is found by
+        blocks_.index().erase(old);
+        return;
+    }
     sequence.logical.drop_from(static_cast<std::int32_t>(sequence.blocks.size()) - 1, logical_observer(sequence));
     if (blocks_[old].refs == 1) { // sealed, and nobody else's: open it again in place; the slow bytes stay readable until it is sealed anew
         blocks_.unseal(old, drop_slots());
@@ -125,9 +128,25 @@ void KVPool<Eviction, Store, Hasher>::own_last_group(Sequence& sequence, Reopene
     if (std::find(reopened.groups.begin(), reopened.groups.end(), position) == reopened.groups.end()) { reopened.groups.push_back(position); }
 }
 
+/// A truncation inside a shared block needs a block for the copy: free already, or freed by the truncation itself.
+template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
+void KVPool<Eviction, Store, Hasher>::expect_room_for_copy(const Sequence& sequence, TokenIndex length) const
+{
+    const auto keep = std::size_t(shape_.blocks_of(length));
+    if (length % shape_.config.block_tokens == 0 || blocks_[sequence.blocks[keep - 1]].refs == 1 || blocks_.available() > 0) { return; }
+    const bool frees = std::any_of(sequence.blocks.begin() + static_cast<std::ptrdiff_t>(keep), sequence.blocks.end(),
+                                   [&](BlockId block) { return blocks_[block].refs == 1; });
+    if (!frees) {
+        throw Error(detail::text("truncate: slow tier: full, no block (", shape_.slow_block_bytes(), " bytes) to copy shared block ",
+                                 raw(sequence.blocks[keep - 1]), " of sequence ", raw(sequence.id), " to; remove a sequence or truncate to ",
+                                 std::int64_t(keep - 1) * shape_.config.block_tokens, " tokens"));
+    }
+}
+
 template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
 void KVPool<Eviction, Store, Hasher>::truncate(Sequence& sequence, TokenIndex length, Reopened& reopened)
 {
+    expect_room_for_copy(sequence, length);
     shrink(sequence, length);
     sequence.length = length;
     hold_native(sequence, shape_.first_native_block(length), shape_.first_native_group(length), reopened);
@@ -161,7 +180,16 @@ TokenIndex KVPool<Eviction, Store, Hasher>::share_prefix(Sequence& sequence, std
         sequence.blocks.push_back(parent);
         sequence.keys.push_back(chain);
     }
-    const auto shared = static_cast<std::int32_t>(sequence.blocks.size());
+    // Blocks of several donors: one that is not sealed yet must lie in the new sequence's own window, or nobody would seal it for it.
+    const auto unsealed = std::find_if(sequence.blocks.begin(), sequence.blocks.end(), [&](BlockId block) { return !blocks_[block].sealed; });
+    const auto first_unsealed = static_cast<std::int32_t>(unsealed - sequence.blocks.begin());
+    auto shared = static_cast<std::int32_t>(sequence.blocks.size());
+    while (shared > first_unsealed && shape_.first_native_block(std::int64_t{shared} * shape_.config.block_tokens) > first_unsealed) {
+        blocks_.release(sequence.blocks.back(), drop_slots());
+        sequence.blocks.pop_back();
+        sequence.keys.pop_back();
+        --shared;
+    }
     sequence.length = std::int64_t{shared} * shape_.config.block_tokens;
     sequence.tokens.assign(prompt.begin(), prompt.begin() + sequence.length);
     sequence.native_begin = shared;
@@ -244,9 +272,7 @@ bool KVPool<Eviction, Store, Hasher>::settle_sealed(Sequence& sequence, std::int
     const BlockId id = sequence.blocks[std::size_t(position)];
     if (blocks_[id].sealed) { return false; }
     if (stands) { return blocks_[id].sealed = true; }
-    for (std::int32_t unit = 0; unit < shape_.units(); ++unit) {
-        if (TokenIndex{position + 1} * shape_.config.block_tokens > sequence.length) { slots_.drop(std::int64_t{unit} * shape_.blocks + raw(id)); }
-    }
+    for (std::int32_t unit = 0; unit < shape_.units(); ++unit) { slots_.drop(std::int64_t{unit} * shape_.blocks + raw(id)); }
     if (record_) { unsealed_.push_back(id); }
     return false;
 }

@@ -37,14 +37,16 @@ struct PoolShape {
         const std::int64_t most = std::int64_t{blocks_per_sequence + 1} * c.limits.max_sequences;
         blocks = c.slow_bytes == 0 ? most : std::min<std::int64_t>(most, static_cast<std::int64_t>(c.slow_bytes / slow_block_bytes()));
         const std::int64_t rows = std::min<std::int64_t>(c.limits.max_rows, kMaxVerifyRows + kMaxLookaheadRows);
-        landing_slots = sets * rows * blocks_of(c.budgets.fetch);
-        landing_slots += std::int64_t{c.limits.max_sequences} * c.shape.layers * sets * blocks_of(c.prefetch_cap);
+        landing_slots = sets * rows * most_blocks(c.budgets.fetch);
+        landing_slots += std::int64_t{c.limits.max_sequences} * c.shape.layers * sets * most_blocks(c.prefetch_cap);
     }
 
     std::int32_t blocks_of(std::int64_t tokens) const noexcept
     {
         return static_cast<std::int32_t>((tokens + config.block_tokens - 1) / config.block_tokens);
     }
+    /// The same for a budget, of which no more can be used than a sequence has blocks.
+    std::int32_t most_blocks(std::int64_t tokens) const noexcept { return std::min(blocks_of(tokens), blocks_per_sequence + 1); }
     std::int32_t groups_of(std::int64_t tokens) const noexcept
     {
         return static_cast<std::int32_t>((tokens + group_tokens() - 1) / group_tokens());
