@@ -2,6 +2,9 @@
 //
 // The whole program with a small real model and the plainest cache.
 #include "app/command.hpp"
+#include "app/random.hpp"
+#include "app/report.hpp"
+#include "app/setup.hpp"
 #include "app/terminal.hpp"
 #include "fake_cache.hpp"
 
@@ -60,7 +63,7 @@ protected:
 
 TEST_F(Program, CompareIsExactWhereEverythingIsReadAndNotWhereItIsNot)
 {
-    const Result r = call({"compare", kModel, "--file", path("text.txt"), "--tokens", "600", "--last", "24", "--sweep", "attend_budget=200,600", "--json", path("out.json")});
+    const Result r = call({"compare", kModel, "--file", path("text.txt"), "--tokens", "600", "--last", "24", "--sink", "16", "--recent", "64", "--sweep", "attend_budget=208,608", "--json", path("out.json")});
     ASSERT_EQ(r.code, 0) << r.err;
     EXPECT_EQ(r.err, "");
     EXPECT_THAT(r.out, HasSubstr("600 tokens, the last 24 decoded"));
@@ -70,9 +73,9 @@ TEST_F(Program, CompareIsExactWhereEverythingIsReadAndNotWhereItIsNot)
     EXPECT_EQ(report["model"]["layers"], 8);
     EXPECT_GT(report["dense"]["perplexity"], 1.0);
     const Json& narrow = report["configurations"][0];
-    EXPECT_EQ(narrow["options"]["attend_budget"], 200);
+    EXPECT_EQ(narrow["options"]["attend_budget"], 208);
     EXPECT_GT(narrow["kl"], 1e-4);
-    EXPECT_DOUBLE_EQ(narrow["attended_tokens"], 200.0);
+    EXPECT_DOUBLE_EQ(narrow["attended_tokens"], 208.0);
     EXPECT_DOUBLE_EQ(narrow["fetched_tokens"], 3.0) << "the first row's fill must not count";
     EXPECT_DOUBLE_EQ(narrow["resident_at_use"], 0.7);
     const Json& wide = report["configurations"][1];
@@ -84,7 +87,7 @@ TEST_F(Program, CompareIsExactWhereEverythingIsReadAndNotWhereItIsNot)
 
 TEST_F(Program, CompareDoesNotDependOnRowsPerStep)
 {
-    const std::vector<std::string> base{"compare", kModel, "--file", path("text.txt"), "--tokens", "300", "--last", "20", "--attend-budget", "128", "--json", path("out.json")};
+    const std::vector<std::string> base{"compare", kModel, "--file", path("text.txt"), "--tokens", "300", "--last", "20", "--sink", "16", "--recent", "64", "--attend-budget", "128", "--json", path("out.json")};
     std::vector<double> kl;
     for (const char* rows : {"1", "8"}) {
         std::vector<std::string> arguments = base;
@@ -107,7 +110,7 @@ TEST_F(Program, CompareInSixteenBits)
 
 TEST_F(Program, EvalScoresDenseAndSparse)
 {
-    const Result r = call({"eval", kModel, "--generate", "multikey:1024:2", "--seed", "1", "--sweep", "attend_budget=192,2048", "--json", path("out.json")});
+    const Result r = call({"eval", kModel, "--generate", "multikey:1024:2", "--seed", "1", "--sink", "16", "--recent", "64", "--sweep", "attend_budget=192,2048", "--json", path("out.json")});
     ASSERT_EQ(r.code, 0) << r.err;
     const Json report = this->report();
     EXPECT_EQ(report["items"], 2);
@@ -125,7 +128,7 @@ TEST_F(Program, EvalScoresDenseAndSparse)
 
 TEST_F(Program, RunStreamsTextAndEndsWithATable)
 {
-    const Result r = call({"run", kModel, "--file", path("text.txt"), "--tokens", "300", "--max-tokens", "12", "--attend-budget", "128", "--json", path("out.json")});
+    const Result r = call({"run", kModel, "--file", path("text.txt"), "--tokens", "300", "--max-tokens", "12", "--sink", "16", "--recent", "64", "--attend-budget", "128", "--json", path("out.json")});
     ASSERT_EQ(r.code, 0) << r.err;
     EXPECT_THAT(r.out, HasSubstr("tokens per second"));
     EXPECT_THAT(r.out, HasSubstr("would have chosen the same token"));
@@ -133,7 +136,7 @@ TEST_F(Program, RunStreamsTextAndEndsWithATable)
     EXPECT_EQ(entry["prompt_tokens"], 300);
     EXPECT_DOUBLE_EQ(entry["attended_tokens"], 128.0);
     EXPECT_TRUE(entry.contains("tokens_as_dense"));
-    const Result without = call({"run", kModel, "--file", path("text.txt"), "--tokens", "300", "--max-tokens", "12", "--attend-budget", "128", "--dense-column", "off"});
+    const Result without = call({"run", kModel, "--file", path("text.txt"), "--tokens", "300", "--max-tokens", "12", "--sink", "16", "--recent", "64", "--attend-budget", "128", "--dense-column", "off"});
     EXPECT_THAT(without.out, Not(HasSubstr("would have chosen")));
     EXPECT_EQ(without.out.substr(0, 20), r.out.substr(0, 20));
 }
@@ -211,6 +214,39 @@ TEST_F(Program, AReportThatCannotBeWrittenIsAnError)
     const Result r = call({"inspect", kModel, "--json", path("absent/out.json")});
     EXPECT_EQ(r.code, 1);
     EXPECT_THAT(r.err, HasSubstr("absent/out.json"));
+}
+
+/// Real caches of many kinds, with the automatic fast memory: it admits the prompt, its chunks and every step.
+TEST(RealCache, AutomaticFastMemoryIsEnough)
+{
+    const CacheMaker maker{.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); }, .footprint = oasis::footprint};
+    Command command;
+    command.model = kModel;
+    command.threads = 2;
+    command.verb = Verb::kCompare;
+    set(command.settings, "attend-budget", "256");
+    const std::unique_ptr<Engine> engine = open_engine(command, maker);
+    const oasis::ModelShape shape = engine->config().shape();
+    KvStore store(shape, 1200);
+    std::vector<float> noise(1200 * 128);
+    for (std::size_t i = 0; i < noise.size(); ++i) { noise[i] = static_cast<float>(uniform(1, i)) - 0.5F; }
+    for (int layer = 0; layer < shape.layers; ++layer) { store.append(layer, noise.data(), noise.data() + 64, 1199); }
+    const std::vector<oasis::TokenId> tokens(12, 100);
+    const std::vector<Sweep> sweeps{parse_sweep("block=16,32"), parse_sweep("summary=spread2-int4,minmax16-f16,cuboid1-int8,oracle"), parse_sweep("scope=kv_head,layer"),
+                                    parse_sweep("block-code=native,int8"), parse_sweep("kv-dtype=f32,bf16")};
+    for (const Settings& settings : expand(command.settings, sweeps)) {
+        SCOPED_TRACE(short_name(settings) + ", " + to_json(settings).dump());
+        const SparseCache cache = sparse_cache(command, settings, maker, shape, 1211);
+        Session session(*engine, cache.config, cache.decode_fast_bytes);
+        ASSERT_NO_THROW(session.ingest(store));
+        Usage usage;
+        ASSERT_NO_THROW(usage = decode_forced(session, tokens, 8, [](std::size_t, std::span<const float>) {}));
+        EXPECT_GT(usage.attended_tokens, 100);
+        EXPECT_LE(usage.attended_tokens, 256);
+        EXPECT_GT(usage.captured_mass, 0);
+        EXPECT_LE(usage.captured_mass, 1.0 + 1e-9);
+        EXPECT_LE(usage.fast_bytes, cache.decode_fast_bytes);
+    }
 }
 
 } // namespace

@@ -4,6 +4,7 @@
 #include "app/tasks.hpp"
 #include "app/terminal.hpp"
 
+#include <oasis/core/validate.hpp>
 #include <oasis/version.hpp>
 
 #include <CLI/CLI.hpp>
@@ -135,7 +136,7 @@ void check(const Command& command)
     }
     // Whatever the model: budgets and summaries that cannot work are usage errors.
     for (const Settings& settings : expand(command.settings, command.sweeps)) {
-        static_cast<void>(to_config(settings, {.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64}, 1, 1));
+        oasis::validate(to_config(settings, {.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64}, 1, 1));
     }
 }
 

@@ -61,10 +61,10 @@ struct Outcome {
     Usage usage;
 };
 
-Outcome run_sparse(Engine& engine, const oasis::CacheConfig& config, const Command& command, const Reference& reference, Progress& progress)
+Outcome run_sparse(Engine& engine, const SparseCache& cache, const Command& command, const Reference& reference, Progress& progress)
 {
     Outcome out;
-    Session session(engine, config);
+    Session session(engine, cache.config, cache.decode_fast_bytes);
     session.ingest(reference.prompt);
     out.usage = decode_forced(session, reference.rows, command.rows, [&](std::size_t row, std::span<const float> logits) {
         const std::int32_t next = row + 1 < reference.rows.size() ? reference.rows[row + 1] : -1;
@@ -126,11 +126,11 @@ void compare(const Command& command, const CacheMaker& maker)
         Progress progress("sparse: token", static_cast<std::int64_t>(settings.size()) * command.last);
         for (const Settings& s : settings) {
             progress.note(short_name(s));
-            const oasis::CacheConfig config = sparse_config(command, s, maker, engine->config().shape(), static_cast<std::int64_t>(ids.size()));
-            const Outcome outcome = run_sparse(*engine, config, command, reference, progress);
+            const SparseCache cache = sparse_cache(command, s, maker, engine->config().shape(), static_cast<std::int64_t>(ids.size()));
+            const Outcome outcome = run_sparse(*engine, cache, command, reference, progress);
             dense_perplexity = outcome.rows.dense_perplexity();
             table.add(table_row(s, outcome));
-            report["configurations"].push_back(to_report(s, outcome, config.fast_bytes));
+            report["configurations"].push_back(to_report(s, outcome, cache.fast_bytes()));
         }
         report["dense"]["perplexity"] = dense_perplexity;
     } catch (const Interrupted&) {

@@ -161,7 +161,8 @@ void evaluate_item(Engine& engine, const Command& command, std::span<const Setti
         });
     }
     for (std::size_t i = 0; i < settings.size(); ++i) {
-        Session session(engine, sparse_config(command, settings[i], maker, shape, item.context()));
+        const SparseCache cache = sparse_cache(command, settings[i], maker, shape, item.context());
+        Session session(engine, cache.config, cache.decode_fast_bytes);
         session.ingest(prompt);
         RowComparison rows;
         score_item(session, command, item, choices, to.sparse[i], [&](std::size_t row, std::span<const float> logits) {

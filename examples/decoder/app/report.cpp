@@ -13,7 +13,9 @@
 #include <fstream>
 #include <thread>
 
-#ifndef OASIS_DECODE_COMMIT
+#if __has_include("oasis_decode_commit.hpp")
+#include "oasis_decode_commit.hpp"
+#else
 #define OASIS_DECODE_COMMIT "unknown"
 #endif
 

@@ -199,12 +199,12 @@ void run(const Command& command, const CacheMaker& maker)
     const auto ids = prompt_ids(command, engine->model->tokenizer, engine->config().context);
     const auto prompt = static_cast<std::int64_t>(ids.size());
     const std::int64_t context = std::min(prompt + command.max_tokens, engine->config().context);
-    const oasis::CacheConfig config = sparse_config(command, command.settings, maker, shape, context);
+    const SparseCache cache = sparse_cache(command, command.settings, maker, shape, context);
 
     KvStore store(shape, command.dense_column ? prompt : 0);
     Written written;
     {
-        Session session(*engine, config);
+        Session session(*engine, cache.config, cache.decode_fast_bytes);
         const auto begin = Clock::now();
         {
             Progress progress("prompt: token", prompt);
@@ -226,7 +226,7 @@ void run(const Command& command, const CacheMaker& maker)
         }
     }
     const std::int64_t length = prompt + written.usage.rows;
-    const Summary summary{prompt, maker.footprint(config).kv_bytes_per_token * static_cast<std::size_t>(length),
+    const Summary summary{prompt, maker.footprint(cache.config).kv_bytes_per_token * static_cast<std::size_t>(length),
                           static_cast<double>(prompt) + static_cast<double>(written.usage.rows + 1) / 2};
     put("\n" + summary_table(summary, written, dense) + "\n" + sentence(summary, written, dense));
     Report report = new_report("run", command, *engine);

@@ -54,12 +54,24 @@ const float* KvStore::v(int layer, std::int64_t position) const
 
 std::size_t needed_fast_bytes(const oasis::Footprint& footprint, const oasis::CacheConfig& config)
 {
-    return footprint.fast_bytes_per_sequence + footprint.landing_bytes
-        + footprint.summary_bytes_per_token * static_cast<std::size_t>(config.limits.max_context);
+    // Summaries are held in groups of 64 sub-blocks, at least a block.
+    const std::int64_t group = std::max<std::int64_t>(64 * std::int64_t{config.summary.tokens}, config.block_tokens);
+    const std::int64_t tokens = (config.limits.max_context / group + 2) * group;
+    return footprint.fast_bytes_per_sequence + footprint.landing_bytes + footprint.summary_bytes_per_token * static_cast<std::size_t>(tokens);
 }
 
-Session::Session(Engine& engine, const oasis::CacheConfig& config)
-    : engine_(engine), cache_(engine.caches.make(config)), queue_(engine.threads), logits_(engine.vocabulary())
+std::size_t prefill_fast_bytes(const oasis::Footprint& footprint, const oasis::CacheConfig& config)
+{
+    const std::int64_t chunk = std::min<std::int64_t>({kChunkRows, config.limits.max_rows, config.limits.max_context});
+    const std::int64_t tokens = chunk + config.budgets.recent + 2 * config.block_tokens;
+    // An open group is f16, up to five times its coded form, and held twice beside int8 blocks.
+    const std::int64_t group = 64 * std::int64_t{config.summary.tokens};
+    return needed_fast_bytes(footprint, config) + footprint.kv_bytes_per_token * static_cast<std::size_t>(tokens)
+        + 10 * footprint.summary_bytes_per_token * static_cast<std::size_t>(tokens + 2 * group);
+}
+
+Session::Session(Engine& engine, const oasis::CacheConfig& config, std::size_t decode_fast_bytes)
+    : engine_(engine), cache_(engine.caches.make(config)), decode_fast_bytes_(decode_fast_bytes), queue_(engine.threads), logits_(engine.vocabulary())
 {
     const oasis::CreateResult created = cache_->create({});
     if (!created) {
@@ -126,6 +138,11 @@ void Session::commit(oasis::Step&& step, std::int32_t rows)
     cache_->commit(queue_, std::move(step), std::span(&accepted, 1));
 }
 
+void Session::settle()
+{
+    if (decode_fast_bytes_ != 0) { cache_->resize_fast(decode_fast_bytes_); }
+}
+
 void Session::prefill(std::span<const oasis::TokenId> ids, KvStore* capture, const std::function<void(std::int64_t)>& on_chunk)
 {
     const std::int32_t most = std::min(kChunkRows, config().limits.max_rows);
@@ -144,6 +161,7 @@ void Session::prefill(std::span<const oasis::TokenId> ids, KvStore* capture, con
         rows_.assign(1, rows - 1);
         if (on_chunk) { on_chunk(rows); }
     }
+    settle();
 }
 
 std::span<const float> Session::last_logits()
@@ -165,6 +183,7 @@ void Session::ingest(const KvStore& store)
         commit(std::move(step), rows);
         done += rows;
     }
+    settle();
 }
 
 std::span<const float> Session::decode(std::span<const oasis::TokenId> tokens)

@@ -63,13 +63,17 @@ private:
     std::vector<Layer> layers_;
 };
 
-/// Fast memory that admits one sequence of the configuration's context, and no more.
+/// Fast memory that decodes one sequence of the configuration's context, and no more.
 std::size_t needed_fast_bytes(const oasis::Footprint& footprint, const oasis::CacheConfig& config);
+
+/// What prefilling takes beyond that: a chunk of the prompt is in native form until it is committed.
+std::size_t prefill_fast_bytes(const oasis::Footprint& footprint, const oasis::CacheConfig& config);
 
 class Session {
 public:
-    /// Makes the cache and its only sequence. Throws `oasis::Error` when a tier is too small.
-    Session(Engine& engine, const oasis::CacheConfig& config);
+    /// Makes the cache and its only sequence. `decode_fast_bytes`: when not 0, what fast memory shrinks to after the
+    /// prompt. Throws `oasis::Error` when a tier is too small.
+    Session(Engine& engine, const oasis::CacheConfig& config, std::size_t decode_fast_bytes = 0);
 
     /// Runs the prompt densely, in chunks, and keeps its K and V in `capture` when given. `on_chunk` gets the tokens done.
     void prefill(std::span<const oasis::TokenId> ids, KvStore* capture = nullptr, const std::function<void(std::int64_t)>& on_chunk = {});
@@ -91,11 +95,13 @@ private:
     oasis::Step begin(const oasis::RowGroup& group);
     void attend(oasis::Step& step, int layer, const float* q, const float* k, const float* v, float* out);
     void commit(oasis::Step&& step, std::int32_t rows);
+    void settle();
     template <class Element>
     void attend_as(oasis::Step& step, int layer, const float* q, const float* k, const float* v, float* out);
 
     Engine& engine_;
     std::unique_ptr<oasis::AnyKVCache> cache_;
+    std::size_t decode_fast_bytes_;
     oasis::SequenceId sequence_ = oasis::SequenceId::kNone;
     oasis::Queue queue_;
     std::vector<std::int64_t> positions_;

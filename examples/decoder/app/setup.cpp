@@ -48,12 +48,16 @@ std::size_t weight_bytes(const ModelConfig& c)
     return sizeof(float) * (n(c.layers) * block + n(c.vocab) * n(c.hidden) * (tied ? 1 : 2) + n(c.hidden));
 }
 
-oasis::CacheConfig sparse_config(const Command& command, const Settings& settings, const CacheMaker& maker, const oasis::ModelShape& shape, std::int64_t context)
+SparseCache sparse_cache(const Command& command, const Settings& settings, const CacheMaker& maker, const oasis::ModelShape& shape, std::int64_t context)
 {
-    oasis::CacheConfig config = to_config(settings, shape, context, kChunkRows);
-    config.measure_mass = command.measure_mass.value_or(command.verb == Verb::kCompare);
-    if (settings.fast_memory == FastMemory::kAuto) { config.fast_bytes = needed_fast_bytes(maker.footprint(config), config); }
-    return config;
+    SparseCache out{to_config(settings, shape, context, kChunkRows)};
+    out.config.measure_mass = command.measure_mass.value_or(command.verb == Verb::kCompare);
+    if (settings.fast_memory == FastMemory::kAuto) {
+        const oasis::Footprint footprint = maker.footprint(out.config);
+        out.config.fast_bytes = prefill_fast_bytes(footprint, out.config);
+        out.decode_fast_bytes = needed_fast_bytes(footprint, out.config);
+    }
+    return out;
 }
 
 void print_memory_plan(const Command& command, const CacheMaker& maker, const ModelConfig& model, std::int64_t context, bool dense)
@@ -72,7 +76,7 @@ void print_memory_plan(const Command& command, const CacheMaker& maker, const Mo
         return fast + slow + f.scratch_bytes;
     };
     for (const Settings& settings : expand(command.settings, command.sweeps)) {
-        most = std::max(most, add(short_name(settings), sparse_config(command, settings, maker, model.shape(), context), false));
+        most = std::max(most, add(short_name(settings), sparse_cache(command, settings, maker, model.shape(), context).config, false));
     }
     if (dense) { most += add("dense", dense_config(command.settings, model.shape(), context, kChunkRows), true); }
     const std::size_t total = weights + most;

@@ -25,8 +25,14 @@ std::unique_ptr<Engine> open_engine(const Command& command, const CacheMaker& ma
 /// Bytes of the weights in memory (f32).
 std::size_t weight_bytes(const ModelConfig& config);
 
-/// The sparse cache of the settings: fast memory resolved, mass measured when the command asks for it.
-oasis::CacheConfig sparse_config(const Command& command, const Settings& settings, const CacheMaker& maker, const oasis::ModelShape& shape, std::int64_t context);
+/// The sparse cache of the settings, mass measured when the command asks for it.
+struct SparseCache {
+    oasis::CacheConfig config;
+    std::size_t decode_fast_bytes = 0; ///< with automatic fast memory: what it shrinks to after the prompt; else 0
+
+    std::size_t fast_bytes() const noexcept { return decode_fast_bytes ? decode_fast_bytes : config.fast_bytes; }
+};
+SparseCache sparse_cache(const Command& command, const Settings& settings, const CacheMaker& maker, const oasis::ModelShape& shape, std::int64_t context);
 
 /// Prints what memory the command takes at this context and whether it fits. `dense`: a dense cache lives beside it.
 void print_memory_plan(const Command& command, const CacheMaker& maker, const ModelConfig& config, std::int64_t context, bool dense);
