@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A synthetic stream: q, k and v of a layer as functions of the position. Keys stay near a topic for 24 tokens, one in 12 lies far off, and a query
-// asks for one earlier topic or for one such outlier.
+// A synthetic stream: q, k and v of a layer as functions of the position. Keys stay near a topic for 24 tokens, one in
+// 12 lies far off, and a query asks for one earlier topic or for one such outlier.
 #pragma once
 
 #include <oasis/core/types.hpp>
@@ -28,14 +28,17 @@ public:
             const auto topic = static_cast<std::uint64_t>(position / 24);
             const std::uint64_t asked = topic ? random(topic) % topic : 0;
             for (std::int32_t head = 0; head < shape_.kv_heads; ++head) {
-                const std::uint64_t base = is_outlier(position) ? outlier(layer, head, position) : key(layer, head, topic);
+                const std::uint64_t base =
+                    is_outlier(position) ? outlier(layer, head, position) : key(layer, head, topic);
                 push(x.k, base, static_cast<std::uint64_t>(position) + 1, 0.5F);
                 push(x.v, 0, static_cast<std::uint64_t>(position) + 1, 1.0F);
             }
             for (std::int32_t head = 0; head < shape_.q_heads; ++head) {
-                const auto wanted = static_cast<oasis::TokenIndex>(asked * 24 + (random(static_cast<std::uint64_t>(position)) % 2) * 12);
+                const auto wanted = static_cast<oasis::TokenIndex>(
+                    asked * 24 + (random(static_cast<std::uint64_t>(position)) % 2) * 12);
                 const std::int32_t kv_head = head / shape_.group();
-                push(x.q, position % 2 ? outlier(layer, kv_head, wanted) : key(layer, kv_head, asked), static_cast<std::uint64_t>(position + head), 0.5F);
+                push(x.q, position % 2 ? outlier(layer, kv_head, wanted) : key(layer, kv_head, asked),
+                     static_cast<std::uint64_t>(position + head), 0.5F);
             }
         }
         x.out.resize(x.q.size());
@@ -50,7 +53,10 @@ private:
         x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
         return x ^ (x >> 31);
     }
-    static float signed_unit(std::uint64_t x) noexcept { return static_cast<float>(random(x) >> 40) / static_cast<float>(1 << 23) - 1.0F; }
+    static float signed_unit(std::uint64_t x) noexcept
+    {
+        return static_cast<float>(random(x) >> 40) / static_cast<float>(1 << 23) - 1.0F;
+    }
 
     static std::uint64_t key(oasis::LayerId layer, std::int32_t head, std::uint64_t topic) noexcept
     {
@@ -68,7 +74,8 @@ private:
     {
         for (std::int32_t i = 0; i < shape_.head_dim; ++i) {
             const auto channel = static_cast<std::uint64_t>(i) << 40;
-            to.push_back((base ? 1.8F * signed_unit(base + channel) : 0.0F) + noise * signed_unit(random(seed) + channel));
+            to.push_back((base ? 1.8F * signed_unit(base + channel) : 0.0F) +
+                         noise * signed_unit(random(seed) + channel));
         }
     }
 

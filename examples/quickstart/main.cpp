@@ -1,25 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A toy engine: everything an engine does with a cache, once. docs/guide.md explains it step by step; its text is taken from the marked parts.
+// A toy engine: everything an engine does with a cache, once. docs/guide.md explains it step by step; its code is the
+// marked parts of this file.
 #include "toy_model.hpp"
 
 #include <oasis/make_cache.hpp>
 
 #include <algorithm>
-#include <cstdio>
+#include <iostream>
 #include <memory>
 #include <numeric>
+#include <span>
+#include <string_view>
 #include <vector>
 
 namespace {
 
 // [layers begins]
 /// The model's layers over the rows of an open step. `position` is that of the first row.
-void run_layers(const ToyModel& model, oasis::AnyKVCache& cache, oasis::Queue queue, oasis::Step& step, oasis::TokenIndex position)
+void run_layers(const ToyModel& model, oasis::AnyKVCache& cache, oasis::Queue queue, oasis::Step& step,
+                oasis::TokenIndex position)
 {
     for (oasis::LayerId layer = 0; layer < cache.config().shape.layers; ++layer) {
         ToyModel::Layer x = model.layer(layer, position, step.rows());
-        cache.enqueue_attend(queue, step, layer, {.q = x.q.data(), .k = x.k.data(), .v = x.v.data(), .out = x.out.data()});
+        cache.enqueue_attend(queue, step, layer,
+                             {.q = x.q.data(), .k = x.k.data(), .v = x.v.data(), .out = x.out.data()});
     }
 }
 // [layers ends]
@@ -47,10 +52,12 @@ int run()
     long moves = 0;
     oasis::Callbacks callbacks{
         .on_event = [&](const oasis::Event& event) { moves += event.kind == oasis::EventKind::kPromoted; },
-        .on_pressure = [&](std::size_t bytes) {
-            return cache->remove(parked) == oasis::RemoveResult::kRemoved ? bytes : 0; // what was freed; 0: nothing can be
-        },
-        .on_failure = [](oasis::SequenceId, std::string_view what) { std::fprintf(stderr, "%.*s\n", int(what.size()), what.data()); },
+        .on_pressure =
+            [&](std::size_t bytes) {
+                // What was freed; 0 when nothing can be.
+                return cache->remove(parked) == oasis::RemoveResult::kRemoved ? bytes : 0;
+            },
+        .on_failure = [](oasis::SequenceId, std::string_view what) { std::cerr << what << '\n'; },
     };
     // [callbacks ends]
 
@@ -68,7 +75,7 @@ int run()
     std::iota(prompt.begin(), prompt.end(), 0);
     const oasis::CreateResult made = cache->create({.prompt = prompt}); // both places are taken: `parked` goes
     if (!made) {
-        std::fprintf(stderr, "the %s tier is full\n", name(made.full->tier).data());
+        std::cerr << "the " << name(made.full->tier) << " tier is full\n";
         return 1;
     }
     const oasis::SequenceId id = made.id;
@@ -76,12 +83,14 @@ int run()
 
     // [prefill begins]
     for (oasis::TokenIndex at = made.cached_tokens; at < std::ssize(prompt); at = cache->length(id)) {
-        const auto count = static_cast<std::int32_t>(std::min<oasis::TokenIndex>(config.limits.max_rows, std::ssize(prompt) - at));
+        const auto left = static_cast<std::int32_t>(std::ssize(prompt) - at);
+        const std::int32_t count = std::min(config.limits.max_rows, left);
         const oasis::RowGroup rows{.sequence = id, .prefill_tokens = count};
         oasis::Step step = cache->begin_step(queue, {&rows, 1});
         if (!step) { return 1; }
         run_layers(model, *cache, queue, step, at);
-        const oasis::Accepted all{.rows = count, .tokens = std::span(prompt).subspan(std::size_t(at), std::size_t(count))};
+        const std::span<const oasis::TokenId> tokens(prompt.data() + at, std::size_t(count));
+        const oasis::Accepted all{.rows = count, .tokens = tokens};
         cache->commit(queue, std::move(step), {&all, 1});
     }
     // [prefill ends]
@@ -105,12 +114,14 @@ int run()
     // [stats begins]
     const oasis::Stats stats = cache->stats();
     const oasis::Counters& c = stats.counters;
-    const double sets = double(c.sparse_row_sets);
-    std::printf("tokens read per row and KV head        %8.1f of %lld\n", double(c.attended_tokens) / sets, static_cast<long long>(cache->length(id)));
-    std::printf("fetched on demand                      %8.1f\n", double(c.fetched_tokens) / sets);
-    std::printf("fetched ahead                          %8.1f\n", double(c.prefetched_tokens) / sets);
-    std::printf("must blocks in fast memory at use      %8.1f %%\n", 100.0 * double(c.resident_must_tokens) / double(c.must_tokens));
-    std::printf("blocks moved into fast memory          %8ld\n", moves);
+    const double sets = double(c.sparse_row_sets); // (row, layer, KV head) triples
+    std::cout << "tokens of the context                  " << cache->length(id) << '\n'
+              << "read per row and KV head               " << double(c.attended_tokens) / sets << '\n'
+              << "fetched on demand                      " << double(c.fetched_tokens) / sets << '\n'
+              << "fetched ahead                          " << double(c.prefetched_tokens) / sets << '\n'
+              << "must tokens in fast memory at use, %   "
+              << 100.0 * double(c.resident_must_tokens) / double(c.must_tokens) << '\n'
+              << "blocks moved into fast memory          " << moves << '\n';
     // [stats ends]
 
     // [remove begins]
@@ -127,7 +138,7 @@ int main()
     try {
         return run();
     } catch (const oasis::Error& error) {
-        std::fprintf(stderr, "quickstart: %s\n", error.what());
+        std::cerr << "quickstart: " << error.what() << '\n';
         return 1;
     }
 }

@@ -8,7 +8,7 @@
 // [readme begins]
 #include <oasis/make_cache.hpp>
 
-/// Runs `count` rows at the end of a sequence through every layer and keeps them; false when a tier is full.
+/// Runs rows at the end of a sequence through every layer and keeps them; false when a tier is full.
 bool run_rows(oasis::AnyKVCache& cache, oasis::Queue queue, const ToyModel& model, const oasis::RowGroup& rows)
 {
     oasis::Step step = cache.begin_step(queue, {&rows, 1});
@@ -26,7 +26,8 @@ bool prefill_and_decode(const ToyModel& model, const oasis::ModelShape& shape)
 {
     oasis::ThreadPool threads;
     const oasis::Queue queue(threads);
-    const auto cache = oasis::make_cache({.shape = shape, .budgets = {.attend = 512, .fetch = 256, .logical_resident = 512}});
+    const auto cache =
+        oasis::make_cache({.shape = shape, .budgets = {.attend = 512, .fetch = 256, .logical_resident = 512}});
     const oasis::SequenceId id = cache->create({}).id;
     for (int chunk = 0; chunk < 10; ++chunk) {
         if (!run_rows(*cache, queue, model, {.sequence = id, .prefill_tokens = 200})) { return false; }

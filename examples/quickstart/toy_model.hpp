@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stands for the engine's model: q, k and v of a layer as functions of the position. Keys stay near a topic for 24 tokens, and a query
-// asks for one earlier topic, so that a few blocks matter.
+// Stands for the engine's model: q, k and v of a layer as functions of the position. Keys stay near a topic for 24
+// tokens, and a query asks for one earlier topic, so that a few blocks matter.
 #pragma once
 
 #include <oasis/core/types.hpp>
@@ -47,7 +47,10 @@ private:
         x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
         return x ^ (x >> 31);
     }
-    static float signed_unit(std::uint64_t x) noexcept { return static_cast<float>(random(x) >> 40) / static_cast<float>(1 << 23) - 1.0F; }
+    static float signed_unit(std::uint64_t x) noexcept
+    {
+        return static_cast<float>(random(x) >> 40) / static_cast<float>(1 << 23) - 1.0F;
+    }
 
     static std::uint64_t key(oasis::LayerId layer, std::int32_t head, std::uint64_t topic) noexcept
     {
