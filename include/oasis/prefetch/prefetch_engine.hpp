@@ -54,6 +54,7 @@ public:
             const std::size_t end = std::min(pieces_.size(), (task + 1) * kPiecesPerTask);
             for (std::size_t i = task * kPiecesPerTask; i < end; ++i) {
                 const CopyPiece& piece = pieces_[i];
+                if (slots_->generation(piece.slot) != piece.generation) { continue; } // another's by now: not even written to
                 delivered_[i] = store_->read({piece.block, piece.layer, piece.set, slots_->data(piece.slot)});
             }
         });
