@@ -21,17 +21,19 @@ namespace oasis::cpu::HWY_NAMESPACE {
 
 const AttendKernels& attend_table()
 {
-    static constexpr AttendKernels kTable{attend_chunk, prefill, block_mass, encode_int8, decode_int8, to_float, from_float,
+    static constexpr AttendKernels kTable
+    {
+        attend_chunk, prefill, block_mass, encode_int8, decode_int8, to_float, from_float,
 #if HWY_TARGET == HWY_AVX3
-                                          "avx512"
+            "avx512"
 #elif HWY_TARGET == HWY_AVX2
-                                          "avx2"
+            "avx2"
 #elif HWY_TARGET == HWY_SSE4
-                                          "sse4"
+            "sse4"
 #elif HWY_TARGET == HWY_NEON
-                                          "neon"
+            "neon"
 #else
-                                          "simd128"
+            "simd128"
 #endif
     };
     return kTable;
@@ -84,7 +86,9 @@ const AttendKernels& choose()
     const std::span<const AttendKernels* const> tables = all_attend_kernels();
     const char* wanted = std::getenv("OASIS_SIMD");
     if (wanted == nullptr || *wanted == '\0') { return *tables.back(); }
-    const auto found = std::find_if(tables.begin(), tables.end(), [&](const AttendKernels* table) { return std::string_view(table->name) == wanted; });
+    const auto found = std::find_if(tables.begin(), tables.end(), [&](const AttendKernels* table) {
+        return std::string_view(table->name) == wanted;
+    });
     std::string names;
     for (const AttendKernels* table : tables) { names.append(names.empty() ? "" : ", ").append(table->name); }
     oasis::detail::expects(found != tables.end(), "OASIS_SIMD is \"", wanted, "\", this machine has: ", names);

@@ -10,7 +10,6 @@
 
 #include "cpu/simd_multiply-inl.h"
 
-#include <hwy/cache_control.h>
 #include <hwy/contrib/math/math-inl.h>
 
 #include <algorithm>
@@ -19,11 +18,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace oasis::cpu::HWY_NAMESPACE {
 
-inline constexpr std::int32_t kQuad = 4;            ///< heads whose logits lie side by side: logits[token][4]
+inline constexpr std::int32_t kQuad = 4; ///< heads whose logits lie side by side: logits[token][4]
 inline constexpr std::int32_t kQuadsAtOnce = 4;
-inline constexpr std::int32_t kKeyStep = 4;         ///< tokens between prefetches in the pass over K
-inline constexpr std::int32_t kValueStep = 16;
+inline constexpr std::int32_t kKeyStep = 4;    ///< tokens between prefetches in the pass over K
+inline constexpr std::int32_t kValueStep = 16; ///< and in the pass over V
 inline constexpr std::int32_t kQuadLogits = (kChunkTokens + 4) * kQuad;
+
+/// Highway's exponential turns NaN into 0, which would hide a broken input.
+HWY_INLINE Vec exp_of(Vec x) { return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(F32(), x)); }
 
 /// Lane sums of four vectors, as four lanes.
 HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> sum_quad(Vec a, Vec b, Vec c, Vec e)
@@ -34,7 +36,8 @@ HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> sum_quad(Vec a, Vec b, Vec c, Vec e)
     const Vec ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
     const auto ab2 = hn::BitCast(pairs, ab);
     const auto ce2 = hn::BitCast(pairs, ce);
-    const Vec all = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, ab2, ce2)), hn::BitCast(d, hn::InterleaveUpper(pairs, ab2, ce2)));
+    const Vec all = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, ab2, ce2)),
+                            hn::BitCast(d, hn::InterleaveUpper(pairs, ab2, ce2)));
 #if HWY_TARGET == HWY_AVX3
     const hn::Half<F32> half;
     const auto folded = hn::Add(hn::LowerHalf(half, all), hn::UpperHalf(half, all));
@@ -78,7 +81,8 @@ HWY_NOINLINE void dot_rows(const float* q, std::int32_t n, const float* k, std::
     }
 }
 
-HWY_INLINE void dot_quad(const float* q, std::int32_t heads, std::int32_t n, const float* k, std::int32_t tokens, float* logits)
+HWY_INLINE void dot_quad(const float* q, std::int32_t heads, std::int32_t n, const float* k, std::int32_t tokens,
+                         float* logits)
 {
     switch (heads) {
     case 1: dot_rows<1>(q, n, k, tokens, logits); break;
@@ -89,8 +93,7 @@ HWY_INLINE void dot_quad(const float* q, std::int32_t heads, std::int32_t n, con
 }
 
 /// Lane l of the result folds the lanes l, l + 4, l + 8, ... of x.
-template <class Fold>
-HWY_INLINE void fold_quads(Vec x, Fold fold, float* out)
+template <class Fold> HWY_INLINE void fold_quads(Vec x, Fold fold, float* out)
 {
     float lanes[16];
     hn::StoreU(x, F32(), lanes);
@@ -100,7 +103,8 @@ HWY_INLINE void fold_quads(Vec x, Fold fold, float* out)
     }
 }
 
-/// logits[token][4] to exp(logit - top) in place. The tokens are padded to whole vectors with -inf, room for that is the caller's.
+/// logits[token][4] to exp(logit - top) in place. The tokens are padded to whole vectors with -inf, room for that is
+/// the caller's.
 inline void softmax_quad(float* logits, std::int32_t tokens, float* top, float* sum)
 {
     const F32 d;
@@ -109,43 +113,33 @@ inline void softmax_quad(float* logits, std::int32_t tokens, float* top, float* 
     std::fill(logits + used, logits + padded, detail::kMinusInfinity);
     Vec largest = hn::Set(d, detail::kMinusInfinity);
     for (std::int32_t i = 0; i < padded; i += kLanes) { largest = hn::Max(largest, load_lanes(logits + i)); }
-    fold_quads(largest, [](float a, float b) { return std::max(a, b); }, top);
+    fold_quads(
+        largest, [](float a, float b) { return std::max(a, b); }, top);
     float repeated[16];
     for (int l = 0; l < kLanes; ++l) { repeated[l] = top[l % kQuad] == detail::kMinusInfinity ? 0.0F : top[l % kQuad]; }
     const Vec shift = load_lanes(repeated);
     Vec total = hn::Zero(d);
     for (std::int32_t i = 0; i < padded; i += kLanes) {
-        const Vec weight = hn::Exp(d, hn::Sub(load_lanes(logits + i), shift));
+        const Vec weight = exp_of(hn::Sub(load_lanes(logits + i), shift));
         total = hn::Add(total, weight);
         hn::StoreU(weight, d, logits + i);
     }
-    fold_quads(total, [](float a, float b) { return a + b; }, sum);
+    fold_quads(
+        total, [](float a, float b) { return a + b; }, sum);
 }
 
-HWY_INLINE void prefetch_bytes(const std::byte* from, std::size_t bytes)
+/// Always inlined: GCC takes a function that only prefetches for one without effect and drops the call.
+/// Asks for tokens [t, t + step) of K (plane 0) or V (plane 1), as far as the block's range has them.
+HWY_INLINE void prefetch_rows(const BlockFormat& format, const BlockRef& block, std::int32_t plane, std::int32_t t,
+                              std::int32_t step)
 {
-    for (std::size_t i = 0; i < bytes; i += 64) { hwy::Prefetch(from + i); }
+    if (t < block.begin || t + step > block.end) { return; }
+    const std::size_t row_bytes = static_cast<std::size_t>(format.head_dim) * (block.coded ? 1 : size_of(format.dtype));
+    const std::byte* from = block.data + static_cast<std::size_t>(plane * format.block_tokens + t) * row_bytes;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(step) * row_bytes; i += 64) { __builtin_prefetch(from + i); }
 }
 
-/// Asks for V of tokens [t, t + step) of block i and for K of the same tokens of the next block.
-inline void prefetch_rows(const AttendChunk& job, std::size_t i, std::int32_t t, std::int32_t step)
-{
-    const auto row_bytes = [&](const BlockRef& block) HWY_ATTR {
-        return static_cast<std::size_t>(job.format.head_dim) * (block.coded ? 1 : size_of(job.format.dtype));
-    };
-    const BlockRef& block = job.blocks[i];
-    const std::size_t bytes = row_bytes(block);
-    prefetch_bytes(block.data + static_cast<std::size_t>(job.format.block_tokens + t) * bytes, static_cast<std::size_t>(step) * bytes);
-    if (i + 1 < job.blocks.size()) {
-        const BlockRef& next = job.blocks[i + 1];
-        const std::size_t next_bytes = row_bytes(next);
-        if (t + step <= next.end) {
-            prefetch_bytes(next.data + static_cast<std::size_t>(t) * next_bytes, static_cast<std::size_t>(step) * next_bytes);
-        }
-    }
-}
-
-/// Up to kQuadsAtOnce quads of heads; returns the tokens seen.
+/// Up to kQuadsAtOnce quads of heads, `heads` heads.
 inline void attend_heads(const AttendChunk& job, std::int32_t first_head, std::int32_t heads)
 {
     const std::int32_t n = job.format.head_dim;
@@ -158,7 +152,9 @@ inline void attend_heads(const AttendChunk& job, std::int32_t first_head, std::i
         const BlockRef& block = job.blocks[i];
         for (std::int32_t t = block.begin; t < block.end; t += kKeyStep) {
             const std::int32_t step = std::min<std::int32_t>(kKeyStep, block.end - t);
-            prefetch_rows(job, i, t, step);
+            // The pass over K ends by asking for the first V.
+            const bool more = i + 1 < job.blocks.size();
+            prefetch_rows(job.format, more ? job.blocks[i + 1] : job.blocks[0], more ? 0 : 1, t, step);
             const float* k = rows_of(job.format, block, 0, t, t + step, space);
             for (std::int32_t h = 0; h < heads; h += kQuad) {
                 dot_quad(q + h * n, std::min(kQuad, heads - h), n, k, step, logits[h / kQuad] + tokens * kQuad);
@@ -171,12 +167,15 @@ inline void attend_heads(const AttendChunk& job, std::int32_t first_head, std::i
     for (std::int32_t h = 0; h < heads; h += kQuad) { softmax_quad(logits[h / kQuad], tokens, top + h, sum + h); }
     std::fill_n(out, std::int64_t{heads} * n, 0.0F);
     std::int32_t at = 0;
-    for (const BlockRef& block : job.blocks) {
+    for (std::size_t i = 0; i < job.blocks.size(); ++i) {
+        const BlockRef& block = job.blocks[i];
         for (std::int32_t t = block.begin; t < block.end; t += kValueStep) {
             const std::int32_t step = std::min<std::int32_t>(kValueStep, block.end - t);
+            if (i + 1 < job.blocks.size()) { prefetch_rows(job.format, job.blocks[i + 1], 1, t, step); }
             const float* v = rows_of(job.format, block, 1, t, t + step, space);
             for (std::int32_t h = 0; h < heads; h += kQuad) {
-                multiply({std::min(kQuad, heads - h), n, step, logits[h / kQuad] + at * kQuad, 1, kQuad, v, n, out + h * n, n, true});
+                multiply({std::min(kQuad, heads - h), n, step, logits[h / kQuad] + at * kQuad, 1, kQuad, v, n,
+                          out + h * n, n, true});
             }
             at += step;
         }
@@ -185,7 +184,9 @@ inline void attend_heads(const AttendChunk& job, std::int32_t first_head, std::i
         job.lse[first_head + h] = sum[h] == 0 ? detail::kMinusInfinity : top[h] + std::log(sum[h]);
         const Vec share = hn::Set(F32(), sum[h] == 0 ? 0.0F : 1.0F / sum[h]);
         float* row = out + h * n;
-        for (std::int32_t j = 0; j < n; j += kLanes) { hn::StoreU(hn::Mul(load_lanes(row + j), share), F32(), row + j); }
+        for (std::int32_t j = 0; j < n; j += kLanes) {
+            hn::StoreU(hn::Mul(load_lanes(row + j), share), F32(), row + j);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The small matrix product that attention is made of. Every element is one chain of fused multiply-adds in ascending order of the
-// inner index, so its bits depend neither on the tile it falls into nor on its neighbours.
+// The small matrix product that attention is made of. Every element is one chain of fused multiply-adds in ascending
+// order of the inner index, so its bits depend neither on the tile it falls into nor on its neighbours.
 #if defined(OASIS_CPU_SIMD_MULTIPLY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OASIS_CPU_SIMD_MULTIPLY_INL_H_
 #undef OASIS_CPU_SIMD_MULTIPLY_INL_H_
@@ -20,7 +20,7 @@ struct Product {
     std::int32_t n = 0; ///< a multiple of the vector length
     std::int32_t k = 0;
     const float* a = nullptr;
-    std::ptrdiff_t a_row = 0; ///< floats between rows of a
+    std::ptrdiff_t a_row = 0;  ///< floats between rows of a
     std::ptrdiff_t a_step = 1; ///< floats between consecutive k of a row
     const float* b = nullptr;
     std::ptrdiff_t b_row = 0;
@@ -36,8 +36,7 @@ inline constexpr std::int32_t kTileVecs = 4;
 inline constexpr std::int32_t kTileVecs = 2;
 #endif
 
-template <int kRows, int kVecs>
-HWY_NOINLINE void multiply_tile(const Product& p, std::int32_t m, std::int32_t n)
+template <int kRows, int kVecs> HWY_NOINLINE void multiply_tile(const Product& p, std::int32_t m, std::int32_t n)
 {
     const F32 d;
     const float* a = p.a + m * p.a_row;
@@ -60,8 +59,7 @@ HWY_NOINLINE void multiply_tile(const Product& p, std::int32_t m, std::int32_t n
     }
 }
 
-template <int kVecs>
-HWY_INLINE void multiply_columns(const Product& p, std::int32_t n)
+template <int kVecs> HWY_INLINE void multiply_columns(const Product& p, std::int32_t n)
 {
     std::int32_t m = 0;
     for (; m + kTileRows <= p.m; m += kTileRows) { multiply_tile<kTileRows, kVecs>(p, m, n); }

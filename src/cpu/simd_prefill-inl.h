@@ -24,7 +24,8 @@ inline PackedTile tile_in(const PrefillJob& job)
 {
     auto address = reinterpret_cast<std::uintptr_t>(job.scratch);
     float* base = job.scratch + (64 - address % 64) % 64 / sizeof(float);
-    const std::size_t plane = static_cast<std::size_t>(kPrefillTileTokens) * static_cast<std::size_t>(job.format.head_dim);
+    const std::size_t plane =
+        static_cast<std::size_t>(kPrefillTileTokens) * static_cast<std::size_t>(job.format.head_dim);
     return {base, base + plane, base + 2 * plane};
 }
 
@@ -88,7 +89,7 @@ inline void softmax_row(const PrefillJob& job, std::int64_t m, detail::TokenRang
     const Vec shift = hn::Set(d, top == detail::kMinusInfinity ? 0.0F : top);
     Vec total = hn::Zero(d);
     for (std::int32_t v = 0; v < kVecs; ++v) {
-        const Vec weight = hn::Exp(d, hn::Sub(row[v], shift));
+        const Vec weight = exp_of(hn::Sub(row[v], shift));
         total = hn::Add(total, weight);
         hn::StoreU(weight, d, logits + v * kLanes);
     }
@@ -96,7 +97,9 @@ inline void softmax_row(const PrefillJob& job, std::int64_t m, detail::TokenRang
         const float shrink = std::exp(before - top);
         const Vec factor = hn::Set(d, shrink);
         float* out = job.out + m * job.format.head_dim;
-        for (std::int32_t i = 0; i < job.format.head_dim; i += kLanes) { hn::StoreU(hn::Mul(load_lanes(out + i), factor), d, out + i); }
+        for (std::int32_t i = 0; i < job.format.head_dim; i += kLanes) {
+            hn::StoreU(hn::Mul(load_lanes(out + i), factor), d, out + i);
+        }
         job.sum[m] *= shrink;
         job.max[m] = top;
     }
@@ -104,26 +107,30 @@ inline void softmax_row(const PrefillJob& job, std::int64_t m, detail::TokenRang
 }
 
 /// (row, head) pairs [begin, end) of the span, at most kPrefillLogitRows of them.
-inline void attend_rows(const PrefillJob& job, const detail::PrefillSpan& span, const PackedTile& tile, std::int64_t begin,
-                        std::int64_t end)
+inline void attend_rows(const PrefillJob& job, const detail::PrefillSpan& span, const PackedTile& tile,
+                        std::int64_t begin, std::int64_t end)
 {
     const std::int32_t n = job.format.head_dim;
     const auto count = static_cast<std::int32_t>(end - begin);
-    multiply({count, kPrefillTileTokens, n, job.q + begin * n, n, 1, tile.keys, kPrefillTileTokens, tile.logits, kPrefillTileTokens, false});
+    multiply({count, kPrefillTileTokens, n, job.q + begin * n, n, 1, tile.keys, kPrefillTileTokens, tile.logits,
+              kPrefillTileTokens, false});
     // Rows that see the same tokens share a product; V of tokens that a row does not see is never touched for it.
     const std::int32_t tile_tokens = span.blocks * job.format.block_tokens;
     std::int64_t m = begin;
     while (m < end) {
-        const detail::TokenRange range = detail::visible(job, static_cast<std::int32_t>(m / job.group), span.tile_begin, tile_tokens);
+        const detail::TokenRange range =
+            detail::visible(job, static_cast<std::int32_t>(m / job.group), span.tile_begin, tile_tokens);
         std::int64_t stop = m;
-        while (stop < end &&
-               detail::visible(job, static_cast<std::int32_t>(stop / job.group), span.tile_begin, tile_tokens) == range) {
+        while (stop < end && detail::visible(job, static_cast<std::int32_t>(stop / job.group), span.tile_begin,
+                                             tile_tokens) == range) {
             const std::int64_t next = std::min((stop / job.group + 1) * job.group, end);
-            for (; stop < next; ++stop) { softmax_row(job, stop, range, tile.logits + (stop - begin) * kPrefillTileTokens); }
+            for (; stop < next; ++stop) {
+                softmax_row(job, stop, range, tile.logits + (stop - begin) * kPrefillTileTokens);
+            }
         }
         multiply({static_cast<std::int32_t>(stop - m), n, range.end - range.begin,
-                  tile.logits + (m - begin) * kPrefillTileTokens + range.begin, kPrefillTileTokens, 1, tile.values + range.begin * n, n,
-                  job.out + m * n, n, true});
+                  tile.logits + (m - begin) * kPrefillTileTokens + range.begin, kPrefillTileTokens, 1,
+                  tile.values + range.begin * n, n, job.out + m * n, n, true});
         m = stop;
     }
 }

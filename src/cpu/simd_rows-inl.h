@@ -36,7 +36,8 @@ HWY_INLINE Vec load_lanes(const f16* from)
     const auto magnitude = hn::ShiftLeft<13>(hn::And(bits, hn::Set(wide, 0x7FFFU)));
     const auto finite = hn::BitCast(wide, hn::Mul(hn::BitCast(d, magnitude), hn::Set(d, 0x1p112F)));
     const auto special = hn::Ge(hn::BitCast(d, magnitude), hn::BitCast(d, hn::Set(wide, 0x7C00U << 13)));
-    const auto unsigned_bits = hn::IfThenElse(hn::RebindMask(wide, special), hn::Or(magnitude, hn::Set(wide, 0x7F800000U)), finite);
+    const auto unsigned_bits =
+        hn::IfThenElse(hn::RebindMask(wide, special), hn::Or(magnitude, hn::Set(wide, 0x7F800000U)), finite);
     return hn::BitCast(d, hn::Or(unsigned_bits, hn::ShiftLeft<16>(hn::And(bits, hn::Set(wide, 0x8000U)))));
 #else
     const hn::Rebind<hwy::float16_t, F32> half;
@@ -48,7 +49,8 @@ HWY_INLINE Vec load_lanes(const bf16* from)
 {
     const hn::Rebind<std::uint16_t, F32> half;
     const hn::RebindToUnsigned<F32> wide;
-    return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(wide, hn::LoadU(half, reinterpret_cast<const std::uint16_t*>(from)))));
+    return hn::BitCast(
+        F32(), hn::ShiftLeft<16>(hn::PromoteTo(wide, hn::LoadU(half, reinterpret_cast<const std::uint16_t*>(from)))));
 }
 
 HWY_INLINE Vec load_lanes(const std::int8_t* from)
@@ -57,8 +59,7 @@ HWY_INLINE Vec load_lanes(const std::int8_t* from)
     return hn::ConvertTo(F32(), hn::PromoteTo(hn::RebindToSigned<F32>(), hn::LoadU(narrow, from)));
 }
 
-template <class Element>
-HWY_INLINE void convert(const Element* from, std::size_t n, float scale, float* to)
+template <class Element> HWY_INLINE void convert(const Element* from, std::size_t n, float scale, float* to)
 {
     const Vec factor = hn::Set(F32(), scale);
     std::size_t i = 0;
@@ -85,7 +86,8 @@ HWY_INLINE void store_lanes(Vec x, bf16* to)
     const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(wide, 0x7FFFU))));
     const auto quiet = hn::Or(high, hn::Set(wide, 0x40U));
     const auto chosen = hn::IfThenElse(hn::RebindMask(wide, hn::IsNaN(x)), quiet, rounded);
-    hn::StoreU(hn::DemoteTo(half, hn::BitCast(hn::RebindToSigned<F32>(), chosen)), half, reinterpret_cast<std::uint16_t*>(to));
+    hn::StoreU(hn::DemoteTo(half, hn::BitCast(hn::RebindToSigned<F32>(), chosen)), half,
+               reinterpret_cast<std::uint16_t*>(to));
 }
 
 inline void from_float(DType type, const float* from, std::size_t n, void* to)
@@ -105,9 +107,10 @@ inline void from_float(DType type, const float* from, std::size_t n, void* to)
     detail::from_float_scalar(type, from + i, n - i, static_cast<std::byte*>(to) + i * size_of(type));
 }
 
-/// K (plane 0) or V (plane 1) of tokens [begin, end) as floats, row after row: in place if the block holds floats, else in `space`.
-inline const float* rows_of(const BlockFormat& format, const BlockRef& block, std::int32_t plane, std::int32_t begin, std::int32_t end,
-                            float* space)
+/// K (plane 0) or V (plane 1) of tokens [begin, end) as floats, row after row: in place if the block holds floats,
+/// else in `space`.
+inline const float* rows_of(const BlockFormat& format, const BlockRef& block, std::int32_t plane, std::int32_t begin,
+                            std::int32_t end, float* space)
 {
     const std::size_t n = static_cast<std::size_t>(format.head_dim);
     const std::size_t first = static_cast<std::size_t>(plane * format.block_tokens + begin) * n;
@@ -123,7 +126,9 @@ inline const float* rows_of(const BlockFormat& format, const BlockRef& block, st
         const f16 scale = detail::load_element<f16>(block.data + detail::scale_offset(format, plane, t), 0);
         const Vec factor = hn::Set(F32(), oasis::to_float(scale));
         float* to = space + static_cast<std::size_t>(t - begin) * n;
-        for (std::size_t i = 0; i < n; i += kLanes, codes += kLanes) { hn::StoreU(hn::Mul(load_lanes(codes), factor), F32(), to + i); }
+        for (std::size_t i = 0; i < n; i += kLanes, codes += kLanes) {
+            hn::StoreU(hn::Mul(load_lanes(codes), factor), F32(), to + i);
+        }
     }
     return space;
 }
@@ -160,7 +165,8 @@ inline void encode_int8(const BlockFormat& format, const std::byte* native, std:
     for (std::int32_t plane = 0; plane < 2; ++plane) {
         for (std::int32_t t = 0; t < format.block_tokens; ++t) {
             const float* row = t < tokens ? rows_of(format, block, plane, t, t + 1, space) : zeros;
-            encode_row(row, format.head_dim, reinterpret_cast<std::int8_t*>(coded) + (plane * format.block_tokens + t) * n,
+            encode_row(row, format.head_dim,
+                       reinterpret_cast<std::int8_t*>(coded) + (plane * format.block_tokens + t) * n,
                        coded + detail::scale_offset(format, plane, t));
         }
     }

@@ -14,8 +14,8 @@ using Row = std::vector<double>;
 
 /// The result of one query over a list of tokens.
 struct Attention {
-    Row out;          ///< softmax-weighted mean of the values; zeros for an empty list
-    double lse = 0;   ///< natural log of the sum of exponentials; -inf for an empty list
+    Row out;        ///< softmax-weighted mean of the values; zeros for an empty list
+    double lse = 0; ///< natural log of the sum of exponentials; -inf for an empty list
 };
 
 inline double dot(const Row& a, const Row& b)

@@ -8,7 +8,8 @@ namespace {
 class AttendChunkTest : public OnEveryTable {};
 class AttendCases : public OnEveryTable {};
 
-void expect_equals_oracle(const AttendKernels& kernels, const Blocks& blocks, std::int32_t group, bool coded, double tolerance)
+void expect_equals_oracle(const AttendKernels& kernels, const Blocks& blocks, std::int32_t group, bool coded,
+                          double tolerance)
 {
     SCOPED_TRACE(std::string(name(blocks.format.dtype)) + " d " + std::to_string(blocks.format.head_dim) + " group " +
                  std::to_string(group) + " block " + std::to_string(blocks.format.block_tokens) + " tokens " +
@@ -16,8 +17,8 @@ void expect_equals_oracle(const AttendKernels& kernels, const Blocks& blocks, st
     const std::size_t d = std::size_t(blocks.format.head_dim);
     const std::vector<float> q = random_floats(std::size_t(group) * d, 77, 1.0F / std::sqrt(float(d)));
     const State state = attend(kernels, blocks.format, q, group, blocks.refs(coded));
-    expect_attention(q, coded ? blocks.coded_keys : blocks.keys, coded ? blocks.coded_values : blocks.values, state.out.data(),
-                     state.lse.data(), d, tolerance);
+    expect_attention(q, coded ? blocks.coded_keys : blocks.keys, coded ? blocks.coded_values : blocks.values,
+                     state.out.data(), state.lse.data(), d, tolerance);
 }
 
 TEST_P(AttendChunkTest, EveryHeadDimDtypeAndCode)
@@ -59,7 +60,8 @@ TEST_P(AttendCases, ATTN_01_NanAndInfinityInUnusedSlots)
     for (const float poison : {kNaN, kInf, -kInf}) {
         for (const std::int32_t tokens : {1, 15, 17, 53}) {
             for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-                expect_equals_oracle(kernels(), make_blocks({dtype, BlockCode::kNative, 16, 64}, tokens, 5, poison), 4, false, 1e-5);
+                expect_equals_oracle(kernels(), make_blocks({dtype, BlockCode::kNative, 16, 64}, tokens, 5, poison), 4,
+                                     false, 1e-5);
             }
         }
     }
@@ -138,6 +140,16 @@ TEST_P(AttendChunkTest, LargeLogitsDoNotOverflow)
     const std::vector<float> q = random_floats(256, 8, 60.0F);
     const State state = attend(kernels(), format, q, 1, blocks.refs());
     expect_attention(q, blocks.keys, blocks.values, state.out.data(), state.lse.data(), 256, 1e-4);
+}
+
+TEST_P(AttendChunkTest, NanInUsedTokensIsNotHidden)
+{
+    Blocks blocks = make_blocks({DType::kF32, BlockCode::kNative, 16, 64}, 40, 6);
+    const std::vector<float> q = random_floats(64, 8, 0.125F);
+    blocks.set(0, 21, 3, kNaN);
+    const State state = attend(kernels(), blocks.format, q, 1, blocks.refs());
+    EXPECT_TRUE(std::isnan(state.out[0]));
+    EXPECT_TRUE(std::isnan(state.lse[0]));
 }
 
 TEST_P(AttendChunkTest, BlockMassIsTheLogSumOfItsTokens)

@@ -47,16 +47,19 @@ inline double rounded(DType type, float x)
 struct Blocks {
     BlockFormat format;
     std::int32_t tokens = 0;
-    std::vector<oracle::Row> keys;         ///< as the native form holds them
+    std::vector<oracle::Row> keys; ///< as the native form holds them
     std::vector<oracle::Row> values;
-    std::vector<oracle::Row> coded_keys;   ///< as the int8 form holds them
+    std::vector<oracle::Row> coded_keys; ///< as the int8 form holds them
     std::vector<oracle::Row> coded_values;
     std::vector<std::vector<std::byte>> native;
     std::vector<std::vector<std::byte>> coded;
 
     HeadBlockLayout layout(BlockCode code) const { return {format.dtype, code, format.block_tokens, format.head_dim}; }
     std::int32_t blocks() const { return static_cast<std::int32_t>(native.size()); }
-    std::int32_t fill(std::int32_t block) const { return std::min(format.block_tokens, tokens - block * format.block_tokens); }
+    std::int32_t fill(std::int32_t block) const
+    {
+        return std::min(format.block_tokens, tokens - block * format.block_tokens);
+    }
 
     std::vector<BlockRef> refs(bool as_coded = false) const
     {
@@ -71,7 +74,9 @@ struct Blocks {
     /// Writes one element of K (plane 0) or V (plane 1) into the native form and the lists of the oracle.
     void set(std::int32_t plane, std::int32_t token, std::int32_t channel, float x)
     {
-        const std::size_t at = std::size_t(plane * format.block_tokens + token % format.block_tokens) * std::size_t(format.head_dim) + std::size_t(channel);
+        const std::size_t at =
+            std::size_t(plane * format.block_tokens + token % format.block_tokens) * std::size_t(format.head_dim) +
+            std::size_t(channel);
         store(format.dtype, native[std::size_t(token / format.block_tokens)].data() + at * size_of(format.dtype), x);
         (plane ? values : keys)[std::size_t(token)][std::size_t(channel)] = rounded(format.dtype, x);
     }
@@ -87,7 +92,8 @@ inline std::vector<float> random_floats(std::size_t n, unsigned seed, float spre
 }
 
 /// Random tokens; what is beyond them holds `poison`. Both forms are filled, the coded one by the scalar kernel.
-inline Blocks make_blocks(BlockFormat format, std::int32_t tokens, unsigned seed, float poison = kNaN, float spread = 1.0F)
+inline Blocks make_blocks(BlockFormat format, std::int32_t tokens, unsigned seed, float poison = kNaN,
+                          float spread = 1.0F)
 {
     Blocks result{format, tokens, {}, {}, {}, {}, {}, {}};
     const std::size_t d = std::size_t(format.head_dim);
@@ -107,7 +113,8 @@ inline Blocks make_blocks(BlockFormat format, std::int32_t tokens, unsigned seed
     }
     for (std::int32_t j = 0; j < result.blocks(); ++j) {
         auto& bytes = result.coded.emplace_back(result.layout(BlockCode::kInt8).int8_bytes(), std::byte{0x7F});
-        cpu::scalar_attend_kernels().encode_int8(format, result.native[std::size_t(j)].data(), result.fill(j), bytes.data());
+        cpu::scalar_attend_kernels().encode_int8(format, result.native[std::size_t(j)].data(), result.fill(j),
+                                                 bytes.data());
     }
     for (const auto& row : result.keys) { result.coded_keys.push_back(oracle::quantise(row).decoded); }
     for (const auto& row : result.values) { result.coded_values.push_back(oracle::quantise(row).decoded); }
@@ -120,8 +127,8 @@ struct State {
 };
 
 /// Attention over a list of blocks cut into chunks, merged in order.
-inline State attend(const AttendKernels& kernels, const BlockFormat& format, const std::vector<float>& q, std::int32_t group,
-                    const std::vector<BlockRef>& refs)
+inline State attend(const AttendKernels& kernels, const BlockFormat& format, const std::vector<float>& q,
+                    std::int32_t group, const std::vector<BlockRef>& refs)
 {
     const std::size_t n = std::size_t(group) * std::size_t(format.head_dim);
     State total{std::vector<float>(n, 0.0F), std::vector<float>(std::size_t(group), -kInf)};
@@ -138,20 +145,28 @@ inline State attend(const AttendKernels& kernels, const BlockFormat& format, con
 inline std::vector<oracle::Row> rows_of(const std::vector<float>& x, std::size_t d)
 {
     std::vector<oracle::Row> rows;
-    for (std::size_t i = 0; i < x.size(); i += d) { rows.emplace_back(x.begin() + std::ptrdiff_t(i), x.begin() + std::ptrdiff_t(i + d)); }
+    for (std::size_t i = 0; i < x.size(); i += d) {
+        rows.emplace_back(x.begin() + std::ptrdiff_t(i), x.begin() + std::ptrdiff_t(i + d));
+    }
     return rows;
 }
 
 /// out [heads, d] and lse [heads] against the oracle over the listed tokens.
-inline void expect_attention(const std::vector<float>& q, const std::vector<oracle::Row>& keys, const std::vector<oracle::Row>& values,
-                             const float* out, const float* lse, std::size_t d, double tolerance)
+inline void expect_attention(const std::vector<float>& q, const std::vector<oracle::Row>& keys,
+                             const std::vector<oracle::Row>& values, const float* out, const float* lse, std::size_t d,
+                             double tolerance)
 {
     const std::vector<oracle::Row> queries = rows_of(q, d);
     for (std::size_t h = 0; h < queries.size(); ++h) {
         const oracle::Attention expected = oracle::attend(queries[h], keys, values);
-        if (keys.empty()) { ASSERT_EQ(lse[h], -kInf); }
-        else { ASSERT_NEAR(lse[h], expected.lse, tolerance * std::max(1.0, std::abs(expected.lse))) << "head " << h; }
-        for (std::size_t i = 0; i < d; ++i) { ASSERT_NEAR(out[h * d + i], expected.out[i], tolerance) << "head " << h << " channel " << i; }
+        if (keys.empty()) {
+            ASSERT_EQ(lse[h], -kInf);
+        } else {
+            ASSERT_NEAR(lse[h], expected.lse, tolerance * std::max(1.0, std::abs(expected.lse))) << "head " << h;
+        }
+        for (std::size_t i = 0; i < d; ++i) {
+            ASSERT_NEAR(out[h * d + i], expected.out[i], tolerance) << "head " << h << " channel " << i;
+        }
     }
 }
 

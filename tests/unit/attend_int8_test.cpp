@@ -69,7 +69,9 @@ TEST_P(Int8Cases, ATTN_17_ExtremeScalesGiveNoNan)
             const BlockFormat format{dtype, BlockCode::kInt8, 16, 64};
             Blocks blocks = make_blocks(format, 16, 3);
             for (std::int32_t t = 0; t < 16; ++t) {
-                for (std::int32_t c = 0; c < 64; ++c) { blocks.set(0, t, c, c % 16 ? 0.0F : size), blocks.set(1, t, c, c % 8 ? 0.0F : -size); }
+                for (std::int32_t c = 0; c < 64; ++c) {
+                    blocks.set(0, t, c, c % 16 ? 0.0F : size), blocks.set(1, t, c, c % 8 ? 0.0F : -size);
+                }
             }
             const auto coded = encode(kernels(), blocks, 0);
             const auto decoded = decode(kernels(), format, coded);
@@ -111,8 +113,10 @@ TEST_P(Int8Test, EveryTableWritesTheSameBytes)
                 for (std::int32_t j = 0; j < blocks.blocks(); ++j) {
                     const auto scalar = encode(cpu::scalar_attend_kernels(), blocks, j);
                     EXPECT_EQ(encode(kernels(), blocks, j), scalar);
-                    EXPECT_EQ(scalar[blocks.layout(BlockCode::kInt8).int8_tag_offset()], std::byte{0x55}) << "the tag is left alone";
-                    EXPECT_EQ(decode(kernels(), blocks.format, scalar), decode(cpu::scalar_attend_kernels(), blocks.format, scalar));
+                    EXPECT_EQ(scalar[blocks.layout(BlockCode::kInt8).int8_tag_offset()], std::byte{0x55})
+                        << "the tag is left alone";
+                    EXPECT_EQ(decode(kernels(), blocks.format, scalar),
+                              decode(cpu::scalar_attend_kernels(), blocks.format, scalar));
                 }
             }
         }
@@ -122,8 +126,9 @@ TEST_P(Int8Test, EveryTableWritesTheSameBytes)
 TEST_P(Int8Test, ConversionsEqualTheScalarOnes)
 {
     std::vector<float> x = random_floats(1003, 5, 3.0F);
-    const float special[] = {0.0F, -0.0F, 1.0F, 65504.0F, 65519.0F, 65520.0F, -1e30F, kInf, -kInf, 6e-8F, 3e-8F, 2.9802322e-8F, 1.00048828125F, 1.001953125F,
-                             1.00390625F, 1.01171875F, 1e-38F, 1e-42F, 6.1e-5F};
+    const float special[] = {0.0F,        -0.0F,       1.0F,   65504.0F, 65519.0F,      65520.0F,       -1e30F,
+                             kInf,        -kInf,       6e-8F,  3e-8F,    2.9802322e-8F, 1.00048828125F, 1.001953125F,
+                             1.00390625F, 1.01171875F, 1e-38F, 1e-42F,   6.1e-5F};
     std::copy(std::begin(special), std::end(special), x.begin());
     const AttendKernels& scalar = cpu::scalar_attend_kernels();
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {

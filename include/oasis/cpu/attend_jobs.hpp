@@ -14,7 +14,7 @@ namespace oasis::cpu {
 
 /// How head-blocks look: K then V, contiguous, see pool/head_block.hpp.
 struct BlockFormat {
-    DType dtype = DType::kF32;          ///< of the native form
+    DType dtype = DType::kF32; ///< of the native form
     BlockCode code = BlockCode::kNative;
     std::int32_t block_tokens = 16;
     std::int32_t head_dim = 64;
@@ -31,14 +31,15 @@ struct BlockRef {
 /// A part of one (row, KV head): at most `kChunkTokens` tokens of its set, in position order.
 struct AttendChunk {
     BlockFormat format;
-    const float* q = nullptr;            ///< [group, head_dim], already multiplied by the scale
+    const float* q = nullptr; ///< [group, head_dim], already multiplied by the scale
     std::int32_t group = 1;
     std::span<const BlockRef> blocks{};
-    float* out = nullptr;                ///< [group, head_dim] softmax-weighted mean of V; zeros for an empty set
-    float* lse = nullptr;                ///< [group] natural log; -inf for an empty set
+    float* out = nullptr; ///< [group, head_dim] softmax-weighted mean of V; zeros for an empty set
+    float* lse = nullptr; ///< [group] natural log; -inf for an empty set
 };
 
-/// The tokens a chunk holds at most; a row's set is cut into chunks of this many tokens' worth of blocks, counted along the set.
+/// The tokens a chunk holds at most; a row's set is cut into chunks of this many tokens' worth of blocks, counted
+/// along the set.
 inline constexpr std::int32_t kChunkTokens = 256;
 
 /// One block as prefill reads it: rows old enough to see it in coded form use `coded`, the others `native`.
@@ -48,24 +49,25 @@ struct PrefillBlock {
     const std::byte* coded = nullptr;
 };
 
-/// Consecutive rows of one sequence and KV head against consecutive blocks. Row r sits at position first_position + r and sees
-/// tokens <= its position (and, with a window, > position - window). Called with successive waves of blocks, lowest first; the running
-/// state is carried in out/max/sum. A block j is read in coded form by row p exactly if (j + 1) * block_tokens - 1 <= p - recent.
-/// Results do not depend on how rows are grouped into jobs, nor on how blocks are cut into waves of whole key tiles.
+/// Consecutive rows of one sequence and KV head against consecutive blocks. Row r sits at position first_position + r
+/// and sees tokens <= its position (and, with a window, > position - window). Called with successive waves of blocks,
+/// lowest first; the running state is carried in out/max/sum. A block j is read in coded form by row p exactly if (j
+/// + 1) * block_tokens - 1 <= p - recent. Results do not depend on how rows are grouped into jobs, nor on how blocks
+/// are cut into waves of whole key tiles.
 struct PrefillJob {
     BlockFormat format;
-    const float* q = nullptr;            ///< [rows, group, head_dim], already scaled
+    const float* q = nullptr; ///< [rows, group, head_dim], already scaled
     std::int32_t rows = 0;
     std::int32_t group = 1;
     TokenIndex first_position = 0;
-    std::int32_t first_block = 0;        ///< block position of blocks[0]; a multiple of kPrefillTileTokens / block_tokens
+    std::int32_t first_block = 0; ///< block position of blocks[0]; a multiple of kPrefillTileTokens / block_tokens
     std::int32_t recent = 128;
     std::int32_t window = 0;
     std::span<const PrefillBlock> blocks{};
-    float* out = nullptr;                ///< [rows, group, head_dim] running, unnormalised; zero before the first wave
-    float* max = nullptr;                ///< [rows, group] running maximum; -inf before the first wave
-    float* sum = nullptr;                ///< [rows, group] running sum; zero before the first wave
-    float* scratch = nullptr;            ///< prefill_scratch_floats() floats, one per thread
+    float* out = nullptr;     ///< [rows, group, head_dim] running, unnormalised; zero before the first wave
+    float* max = nullptr;     ///< [rows, group] running maximum; -inf before the first wave
+    float* sum = nullptr;     ///< [rows, group] running sum; zero before the first wave
+    float* scratch = nullptr; ///< prefill_scratch_floats() floats, one per thread
 };
 
 inline constexpr std::int32_t kPrefillTileTokens = 64; ///< keys a prefill tile reduces together, aligned to position 0
@@ -74,10 +76,10 @@ inline constexpr std::int32_t kPrefillTileRows = 32;   ///< rows a job should ho
 /// Exact log masses of blocks, for study: out[h * blocks + i] = log sum over the block's tokens of exp(q_h . k).
 struct MassJob {
     BlockFormat format;
-    const float* q = nullptr;            ///< [group, head_dim], already scaled
+    const float* q = nullptr; ///< [group, head_dim], already scaled
     std::int32_t group = 1;
     std::span<const BlockRef> blocks{};
-    float* log_mass = nullptr;           ///< [group, blocks]; -inf for an empty block
+    float* log_mass = nullptr; ///< [group, blocks]; -inf for an empty block
 };
 
 } // namespace oasis::cpu

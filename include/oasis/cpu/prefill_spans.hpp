@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The geometry of a prefill job: which rows see which tokens of which key tile, and in which form. No arithmetic on data.
+// The geometry of a prefill job: which rows see which tokens of which key tile, and in which form. No arithmetic on
+// data.
 #pragma once
 
 #include <oasis/core/error.hpp>
@@ -25,13 +26,13 @@ struct TokenRange {
 
 /// Consecutive rows that see a part of one key tile, all with the same blocks in coded form.
 struct PrefillSpan {
-    TokenIndex tile_begin = 0;      ///< position of the tile's first token
-    std::int32_t first_block = 0;   ///< index into job.blocks of the tile's first block
-    std::int32_t blocks = 0;        ///< of the tile
-    std::int32_t coded_blocks = 0;  ///< the first ones of them are read coded, the others native
+    TokenIndex tile_begin = 0;     ///< position of the tile's first token
+    std::int32_t first_block = 0;  ///< index into job.blocks of the tile's first block
+    std::int32_t blocks = 0;       ///< of the tile
+    std::int32_t coded_blocks = 0; ///< the first ones of them are read coded, the others native
     std::int32_t row_begin = 0;
     std::int32_t row_end = 0;
-    TokenRange tokens{};            ///< union over the rows
+    TokenRange tokens{}; ///< union over the rows
 };
 
 inline void check_format(const BlockFormat& format, std::int32_t group)
@@ -44,7 +45,8 @@ inline void check_format(const BlockFormat& format, std::int32_t group)
 }
 
 /// What row `row` sees of the span's tile.
-inline TokenRange visible(const PrefillJob& job, std::int32_t row, TokenIndex tile_begin, std::int32_t tile_tokens) noexcept
+inline TokenRange visible(const PrefillJob& job, std::int32_t row, TokenIndex tile_begin,
+                          std::int32_t tile_tokens) noexcept
 {
     const TokenIndex position = job.first_position + row - tile_begin;
     const TokenIndex end = std::min<TokenIndex>(position + 1, tile_tokens);
@@ -59,10 +61,11 @@ public:
     explicit PrefillSpans(const PrefillJob& job) : job_(job), tile_blocks_(kPrefillTileTokens / job.format.block_tokens)
     {
         check_format(job.format, job.group);
-        expects(job.rows >= 0 && job.first_position >= 0 && job.window >= 0 && job.recent >= 0, "prefill: rows ", job.rows,
-                ", first_position ", job.first_position, ", window ", job.window, ", recent ", job.recent, ": none may be negative");
-        expects(job.first_block >= 0 && job.first_block % tile_blocks_ == 0, "prefill: first_block is ", job.first_block,
-                ", it must be a multiple of ", tile_blocks_);
+        expects(job.rows >= 0 && job.first_position >= 0 && job.window >= 0 && job.recent >= 0, "prefill: rows ",
+                job.rows, ", first_position ", job.first_position, ", window ", job.window, ", recent ", job.recent,
+                ": none may be negative");
+        expects(job.first_block >= 0 && job.first_block % tile_blocks_ == 0, "prefill: first_block is ",
+                job.first_block, ", it must be a multiple of ", tile_blocks_);
     }
 
     bool next(PrefillSpan& span)
@@ -120,9 +123,9 @@ inline BlockRef block_of(const PrefillJob& job, const PrefillSpan& span, std::in
     const std::int32_t begin = std::clamp(span.tokens.begin - i * size, 0, size);
     const std::int32_t end = std::clamp(span.tokens.end - i * size, 0, size);
     const std::byte* data = coded ? block.coded : block.native;
-    expects(data != nullptr || begin >= end, "prefill: block ", job.first_block + span.first_block + i, " is read by rows at ",
-            job.first_position + span.row_begin, " to ", job.first_position + span.row_end - 1, " in its ",
-            coded ? "coded" : "native", " form, which is null");
+    expects(data != nullptr || begin >= end, "prefill: block ", job.first_block + span.first_block + i,
+            " is read by rows at ", job.first_position + span.row_begin, " to ", job.first_position + span.row_end - 1,
+            " in its ", coded ? "coded" : "native", " form, which is null");
     return {data, static_cast<std::int16_t>(begin), static_cast<std::int16_t>(end), coded};
 }
 

@@ -28,8 +28,8 @@ inline std::int32_t count_tokens(const BlockFormat& format, std::span<const Bloc
 {
     std::int32_t tokens = 0;
     for (const BlockRef& block : blocks) {
-        expects(block.begin >= 0 && block.end <= format.block_tokens, "attention kernel: tokens [", block.begin, ", ", block.end,
-                ") of a block of ", format.block_tokens);
+        expects(block.begin >= 0 && block.end <= format.block_tokens, "attention kernel: tokens [", block.begin, ", ",
+                block.end, ") of a block of ", format.block_tokens);
         tokens += std::max(block.end - block.begin, 0);
     }
     return tokens;
@@ -39,7 +39,8 @@ inline void check_chunk(const AttendChunk& job)
 {
     check_format(job.format, job.group);
     const std::int32_t tokens = count_tokens(job.format, job.blocks);
-    expects(tokens <= kChunkTokens, "attend_chunk: a chunk of ", tokens, " tokens, at most ", kChunkTokens, " are allowed");
+    expects(tokens <= kChunkTokens, "attend_chunk: a chunk of ", tokens, " tokens, at most ", kChunkTokens,
+            " are allowed");
 }
 
 inline float dot(const float* a, const float* b, std::int32_t n) noexcept
@@ -78,7 +79,9 @@ inline void attend_heads_scalar(const AttendChunk& job, std::int32_t first_head,
     for (const BlockRef& block : job.blocks) {
         for (std::int32_t t = block.begin; t < block.end; ++t, ++tokens) {
             load_row(job.format, block, 0, t, row);
-            for (std::int32_t h = 0; h < heads; ++h) { logits[h][tokens] = dot(job.q + std::int64_t{first_head + h} * n, row, n); }
+            for (std::int32_t h = 0; h < heads; ++h) {
+                logits[h][tokens] = dot(job.q + std::int64_t{first_head + h} * n, row, n);
+            }
         }
     }
     float sums[kHeadsAtOnce];
@@ -93,7 +96,9 @@ inline void attend_heads_scalar(const AttendChunk& job, std::int32_t first_head,
         for (std::int32_t t = block.begin; t < block.end; ++t, ++at) {
             load_row(job.format, block, 1, t, row);
             for (std::int32_t h = 0; h < heads; ++h) {
-                if (sums[h] != 0) { add_scaled(logits[h][at] / sums[h], row, n, job.out + std::int64_t{first_head + h} * n); }
+                if (sums[h] != 0) {
+                    add_scaled(logits[h][at] / sums[h], row, n, job.out + std::int64_t{first_head + h} * n);
+                }
             }
         }
     }
@@ -147,7 +152,9 @@ inline void prefill_scalar(const PrefillJob& job)
         }
         for (std::int32_t row = span.row_begin; row < span.row_end; ++row) {
             const TokenRange range = visible(job, row, span.tile_begin, span.blocks * job.format.block_tokens);
-            for (std::int32_t h = 0; h < job.group; ++h) { prefill_row_scalar(job, range, k, v, std::int64_t{row} * job.group + h); }
+            for (std::int32_t h = 0; h < job.group; ++h) {
+                prefill_row_scalar(job, range, k, v, std::int64_t{row} * job.group + h);
+            }
         }
     }
 }
@@ -168,8 +175,10 @@ inline void block_mass_scalar(const MassJob& job)
                 logits[t] = dot(job.q + std::int64_t{h} * n, row, n);
                 top = std::max(top, logits[t]);
             }
-            const float sum = block.begin < block.end ? exponentials(top, block.end - block.begin, logits + block.begin) : 0.0F;
-            job.log_mass[static_cast<std::size_t>(h) * job.blocks.size() + i] = sum == 0 ? kMinusInfinity : top + std::log(sum);
+            const float sum =
+                block.begin < block.end ? exponentials(top, block.end - block.begin, logits + block.begin) : 0.0F;
+            job.log_mass[static_cast<std::size_t>(h) * job.blocks.size() + i] =
+                sum == 0 ? kMinusInfinity : top + std::log(sum);
         }
     }
 }
@@ -178,9 +187,9 @@ inline void block_mass_scalar(const MassJob& job)
 
 inline const AttendKernels& scalar_attend_kernels()
 {
-    static constexpr AttendKernels kTable{detail::attend_chunk_scalar, detail::prefill_scalar,     detail::block_mass_scalar,
-                                          detail::encode_int8_scalar,  detail::decode_int8_scalar, detail::to_float_scalar,
-                                          detail::from_float_scalar,   "scalar"};
+    static constexpr AttendKernels kTable{
+        detail::attend_chunk_scalar, detail::prefill_scalar,  detail::block_mass_scalar, detail::encode_int8_scalar,
+        detail::decode_int8_scalar,  detail::to_float_scalar, detail::from_float_scalar, "scalar"};
     return kTable;
 }
 
@@ -198,10 +207,13 @@ inline std::span<const AttendKernels* const> all_attend_kernels()
 inline std::size_t prefill_scratch_floats(const BlockFormat& format, std::int32_t group)
 {
     detail::check_format(format, group);
-    return static_cast<std::size_t>(kPrefillTileTokens) * static_cast<std::size_t>(2 * format.head_dim + detail::kPrefillLogitRows) + 16;
+    return static_cast<std::size_t>(kPrefillTileTokens) *
+               static_cast<std::size_t>(2 * format.head_dim + detail::kPrefillLogitRows) +
+           16;
 }
 
-inline void merge_states(std::int32_t group, std::int32_t head_dim, const float* other_out, const float* other_lse, float* out, float* lse)
+inline void merge_states(std::int32_t group, std::int32_t head_dim, const float* other_out, const float* other_lse,
+                         float* out, float* lse)
 {
     for (std::int32_t h = 0; h < group; ++h, other_out += head_dim, out += head_dim) {
         if (other_lse[h] == detail::kMinusInfinity) { continue; }
@@ -221,12 +233,15 @@ inline void merge_states(std::int32_t group, std::int32_t head_dim, const float*
     }
 }
 
-inline void finish_prefill(std::int32_t rows, std::int32_t group, std::int32_t head_dim, const float* max, const float* sum, float* out,
-                           float* lse)
+inline void finish_prefill(std::int32_t rows, std::int32_t group, std::int32_t head_dim, const float* max,
+                           const float* sum, float* out, float* lse)
 {
     for (std::int64_t m = 0; m < std::int64_t{rows} * group; ++m, out += head_dim) {
-        if (sum[m] == 0) { std::fill_n(out, head_dim, 0.0F); }
-        else { std::transform(out, out + head_dim, out, [s = sum[m]](float x) { return x / s; }); }
+        if (sum[m] == 0) {
+            std::fill_n(out, head_dim, 0.0F);
+        } else {
+            std::transform(out, out + head_dim, out, [s = sum[m]](float x) { return x / s; });
+        }
         if (lse) { lse[m] = sum[m] == 0 ? detail::kMinusInfinity : max[m] + std::log(sum[m]); }
     }
 }

@@ -15,8 +15,7 @@
 
 namespace oasis::cpu::detail {
 
-template <class Element>
-Element load_element(const void* from, std::size_t i) noexcept
+template <class Element> Element load_element(const void* from, std::size_t i) noexcept
 {
     Element element;
     std::memcpy(&element, static_cast<const std::byte*>(from) + i * sizeof(Element), sizeof(Element));
@@ -51,11 +50,13 @@ inline void from_float_scalar(DType type, const float* from, std::size_t n, void
 /// Where the scale of token `token` is, of K (plane 0) or V (plane 1).
 inline std::size_t scale_offset(const BlockFormat& format, std::int32_t plane, std::int32_t token) noexcept
 {
-    return layout_of(format, true).int8_scales_offset() + 2 * static_cast<std::size_t>(plane * format.block_tokens + token);
+    return layout_of(format, true).int8_scales_offset() +
+           2 * static_cast<std::size_t>(plane * format.block_tokens + token);
 }
 
 /// K (plane 0) or V (plane 1) of one token as floats; exact: an int8 code times an f16 scale fits a float.
-inline void load_row(const BlockFormat& format, const BlockRef& block, std::int32_t plane, std::int32_t token, float* to)
+inline void load_row(const BlockFormat& format, const BlockRef& block, std::int32_t plane, std::int32_t token,
+                     float* to)
 {
     const std::size_t n = static_cast<std::size_t>(format.head_dim);
     const std::size_t first = static_cast<std::size_t>(plane * format.block_tokens + token) * n;
@@ -64,7 +65,9 @@ inline void load_row(const BlockFormat& format, const BlockRef& block, std::int3
         return;
     }
     const float scale = oasis::to_float(load_element<f16>(block.data + scale_offset(format, plane, token), 0));
-    for (std::size_t i = 0; i < n; ++i) { to[i] = static_cast<float>(static_cast<std::int8_t>(block.data[first + i])) * scale; }
+    for (std::size_t i = 0; i < n; ++i) {
+        to[i] = static_cast<float>(static_cast<std::int8_t>(block.data[first + i])) * scale;
+    }
 }
 
 /// The f16 scale of a row with this largest magnitude: rounded up, so that no code exceeds 127, and finite.
@@ -86,10 +89,12 @@ inline void encode_row_scalar(const float* row, std::int32_t n, std::byte* codes
 inline void check_tokens(const BlockFormat& format, std::int32_t tokens)
 {
     check_format(format, 1);
-    expects(tokens >= 0 && tokens <= format.block_tokens, "encode_int8: ", tokens, " tokens of a block of ", format.block_tokens);
+    expects(tokens >= 0 && tokens <= format.block_tokens, "encode_int8: ", tokens, " tokens of a block of ",
+            format.block_tokens);
 }
 
-inline void encode_int8_scalar(const BlockFormat& format, const std::byte* native, std::int32_t tokens, std::byte* coded)
+inline void encode_int8_scalar(const BlockFormat& format, const std::byte* native, std::int32_t tokens,
+                               std::byte* coded)
 {
     check_tokens(format, tokens);
     const BlockRef block{native, 0, 0, false};
@@ -97,8 +102,11 @@ inline void encode_int8_scalar(const BlockFormat& format, const std::byte* nativ
     float row[256];
     for (std::int32_t plane = 0; plane < 2; ++plane) {
         for (std::int32_t t = 0; t < format.block_tokens; ++t) {
-            if (t < tokens) { load_row(format, block, plane, t, row); }
-            else { std::fill_n(row, n, 0.0F); }
+            if (t < tokens) {
+                load_row(format, block, plane, t, row);
+            } else {
+                std::fill_n(row, n, 0.0F);
+            }
             encode_row_scalar(row, format.head_dim, coded + (plane * format.block_tokens + t) * n,
                               coded + scale_offset(format, plane, t));
         }
