@@ -15,34 +15,105 @@ std::vector<float> random_values(std::size_t count, unsigned seed)
     return out;
 }
 
+Matrix float_matrix(std::int64_t out, std::int64_t in, const std::vector<float>& values)
+{
+    Matrix matrix(Matrix::Code::kF32, out, in);
+    const auto bytes = std::as_bytes(std::span(values));
+    for (std::int64_t r = 0; r < out; ++r) { matrix.set_row(r, StorageType::kF32, bytes.subspan(static_cast<std::size_t>(r * in * 4), static_cast<std::size_t>(in * 4))); }
+    return matrix;
+}
+
+// Random bytes are valid codes; the scales (and offsets) get small.
+Matrix coded_matrix(StorageType type, std::int64_t out, std::int64_t in)
+{
+    std::mt19937 random(9);
+    const BlockLayout layout = layout_of(type);
+    Matrix matrix(Matrix::code_for(type, in), out, in);
+    for (std::int64_t r = 0; r < out; ++r) {
+        std::vector<std::byte> bytes(static_cast<std::size_t>(in) / layout.elements * layout.bytes);
+        for (auto& b : bytes) { b = static_cast<std::byte>(random()); }
+        for (std::size_t block = 0; block < bytes.size(); block += layout.bytes) {
+            for (std::size_t high = 1; high < (type == StorageType::kQ4_1 ? 4U : 2U); high += 2) { bytes[block + high] = std::byte{0x2A}; }
+        }
+        if (type == StorageType::kBF16) {
+            for (std::size_t high = 1; high < bytes.size(); high += 2) { bytes[high] = std::byte{0xBE}; }
+        }
+        matrix.set_row(r, type, bytes);
+    }
+    return matrix;
+}
+
+void check_product(oasis::Executor& executor, const Matrix& w, std::int64_t rows, bool accumulate)
+{
+    Multiplier multiply(executor, w.in());
+    const auto x = random_values(static_cast<std::size_t>(rows * w.in()), 1);
+    const auto start = random_values(static_cast<std::size_t>(rows * w.out()), 3);
+    auto a = start, b = start, c = start;
+    multiply({rows, &w, x.data(), a.data(), accumulate});
+    multiply.few({rows, &w, x.data(), b.data(), accumulate});
+    multiply.many({rows, &w, x.data(), c.data(), accumulate});
+    std::vector<float> weights(static_cast<std::size_t>(w.in()));
+    for (std::int64_t o = 0; o < w.out(); ++o) {
+        w.row(o, weights.data());
+        for (std::int64_t r = 0; r < rows; ++r) {
+            const auto at = static_cast<std::size_t>(r * w.out() + o);
+            double exact = accumulate ? static_cast<double>(start[at]) : 0.0;
+            double size = 1;
+            for (std::size_t j = 0; j < weights.size(); ++j) {
+                const double term = static_cast<double>(x[static_cast<std::size_t>(r) * weights.size() + j]) * static_cast<double>(weights[j]);
+                exact += term;
+                size += std::abs(term);
+            }
+            for (const auto* y : {&a, &b, &c}) { ASSERT_NEAR((*y)[at], exact, 1e-6 * size) << rows << " x " << w.in() << " x " << w.out(); }
+        }
+    }
+}
+
 TEST(Kernels, ProductsAgreeWithDouble)
 {
     oasis::ThreadPool threads(3);
     for (const std::int64_t in : {1, 15, 32, 70, 576}) {
-        for (const std::int64_t out : {1, 17, 130}) {
-            for (const std::int64_t rows : {1, 2, 3, 5, 8, 9, 40}) {
-                const auto x = random_values(static_cast<std::size_t>(rows * in), 1);
-                const auto w = random_values(static_cast<std::size_t>(out * in), 2);
-                const auto start = random_values(static_cast<std::size_t>(rows * out), 3);
-                for (const bool accumulate : {false, true}) {
-                    auto a = start, b = start, c = start;
-                    Product product{rows, in, out, x.data(), w.data(), a.data(), accumulate};
-                    multiply(threads, product);
-                    product.y = b.data();
-                    multiply_few(threads, product);
-                    product.y = c.data();
-                    multiply_blas(threads, product);
-                    for (std::int64_t i = 0; i < rows * out; ++i) {
-                        double exact = accumulate ? static_cast<double>(start[static_cast<std::size_t>(i)]) : 0.0;
-                        for (std::int64_t j = 0; j < in; ++j) {
-                            exact += static_cast<double>(x[static_cast<std::size_t>(i / out * in + j)]) * static_cast<double>(w[static_cast<std::size_t>(i % out * in + j)]);
-                        }
-                        for (const auto* y : {&a, &b, &c}) { ASSERT_NEAR((*y)[static_cast<std::size_t>(i)], exact, 1e-4) << rows << " x " << in << " x " << out; }
-                    }
-                }
+        for (const std::int64_t out : {1, 17, 330}) {
+            const Matrix w = float_matrix(out, in, random_values(static_cast<std::size_t>(out * in), 2));
+            for (const std::int64_t rows : {1, 2, 3, 5, 8, 9, 20}) {
+                for (const bool accumulate : {false, true}) { check_product(threads, w, rows, accumulate); }
             }
         }
     }
+}
+
+TEST(Kernels, CodedProductsAgreeWithDouble)
+{
+    oasis::ThreadPool threads(2);
+    for (const auto type : {StorageType::kBF16, StorageType::kQ8_0, StorageType::kQ4_0, StorageType::kQ4_1}) {
+        for (const std::int64_t out : {1, 17, 330}) {
+            const Matrix w = coded_matrix(type, out, 96);
+            ASSERT_NE(w.code(), Matrix::Code::kF32);
+            for (const std::int64_t rows : {1, 6, 8, 20}) { check_product(threads, w, rows, rows == 6); }
+        }
+    }
+}
+
+TEST(Kernels, MatrixKeepsTheValuesOfTheFile)
+{
+    std::mt19937 random(11);
+    for (const auto type : {StorageType::kF32, StorageType::kF16, StorageType::kBF16, StorageType::kQ8_0, StorageType::kQ4_0, StorageType::kQ4_1}) {
+        const BlockLayout layout = layout_of(type);
+        std::vector<std::byte> bytes(64 / layout.elements * layout.bytes);
+        for (auto& b : bytes) { b = static_cast<std::byte>(random() % 100); }
+        std::vector<float> expected(64), kept(64), converted(64);
+        dequantise(type, bytes, expected);
+        Matrix small(Matrix::code_for(type, 64), 2, 64), wide(Matrix::Code::kF32, 2, 64);
+        small.set_row(1, type, bytes);
+        wide.set_row(1, type, bytes);
+        small.row(1, kept.data());
+        wide.row(1, converted.data());
+        EXPECT_EQ(kept, expected) << name(type);
+        EXPECT_EQ(converted, expected) << name(type);
+        EXPECT_THROW(small.set_row(2, type, bytes), ModelError);
+        EXPECT_THROW(small.set_row(0, type, std::span(bytes).first(bytes.size() - 1)), ModelError);
+    }
+    EXPECT_EQ(Matrix::code_for(StorageType::kBF16, 40), Matrix::Code::kF32);
 }
 
 TEST(Kernels, SwigluAgreesWithDouble)

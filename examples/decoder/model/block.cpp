@@ -5,23 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 namespace oasis_decode {
 namespace {
 
 std::size_t cells(std::int64_t a, std::int64_t b) { return static_cast<std::size_t>(a) * static_cast<std::size_t>(b); }
-
-// Within each head, row 2i + s of the file is row i + s d/2 of the halves order.
-void unpair_rows(std::span<const float> in, std::int64_t heads, std::int64_t head_dim, std::int64_t width, float* out)
-{
-    const std::int64_t half = head_dim / 2;
-    for (std::int64_t h = 0; h < heads; ++h) {
-        for (std::int64_t r = 0; r < head_dim; ++r) {
-            const std::int64_t target = h * head_dim + r / 2 + (r % 2) * half;
-            std::copy_n(in.data() + (h * head_dim + r) * width, width, out + target * width);
-        }
-    }
-}
 
 } // namespace
 
@@ -70,11 +59,6 @@ const TensorView& WeightReader::require(const std::string& name, std::initialize
     return *tensor;
 }
 
-void WeightReader::read_into(const std::string& name, std::initializer_list<std::int64_t> shape, std::span<float> out)
-{
-    dequantise(require(name, shape), out);
-}
-
 Buffer WeightReader::read(const std::string& name, std::initializer_list<std::int64_t> shape)
 {
     const TensorView& tensor = require(name, shape);
@@ -83,46 +67,53 @@ Buffer WeightReader::read(const std::string& name, std::initializer_list<std::in
     return buffer;
 }
 
+Matrix WeightReader::matrix(std::initializer_list<Part> parts, std::int64_t in)
+{
+    // Every shape is checked before memory is taken.
+    std::int64_t out = 0;
+    std::optional<Matrix::Code> code;
+    for (const Part& part : parts) {
+        const Matrix::Code own = Matrix::code_for(require(part.name, {part.out, in}).type, in);
+        code = !code || *code == own ? own : Matrix::Code::kF32;
+        out += part.out;
+    }
+    Matrix matrix(code.value_or(Matrix::Code::kF32), out, in);
+    std::int64_t base = 0;
+    for (const Part& part : parts) {
+        const TensorView& tensor = require(part.name, {part.out, in});
+        const std::size_t row_bytes = tensor.bytes.size() / static_cast<std::size_t>(part.out);
+        for (std::int64_t r = 0; r < part.out; ++r) {
+            // Within each head, row 2i + s of the file is row i + s d/2 of the halves order.
+            const std::int64_t d = part.head_dim;
+            const std::int64_t target = d == 0 ? r : r / d * d + r % d / 2 + r % 2 * (d / 2);
+            matrix.set_row(base + target, tensor.type, tensor.bytes.subspan(static_cast<std::size_t>(r) * row_bytes, row_bytes));
+        }
+        base += part.out;
+    }
+    return matrix;
+}
+
 BlockWeights read_block(WeightReader& reader, const ModelConfig& config, const BlockNames& names)
 {
     const std::int64_t hidden = config.hidden;
     const std::int64_t q_rows = std::int64_t{config.q_heads} * config.head_dim;
     const std::int64_t kv_rows = std::int64_t{config.kv_heads} * config.head_dim;
     const std::int64_t inner = config.intermediate;
+    const std::int64_t paired = names.adjacent_pairs ? config.head_dim : 0;
     BlockWeights block;
     block.attention_norm = reader.read(names.attention_norm, {hidden});
-    block.output = reader.read(names.output, {hidden, q_rows});
+    block.qkv = reader.matrix({{names.q, q_rows, paired}, {names.k, kv_rows, paired}, {names.v, kv_rows, 0}}, hidden);
+    block.output = reader.matrix({{names.output, hidden, 0}}, q_rows);
     block.mlp_norm = reader.read(names.mlp_norm, {hidden});
-    block.down = reader.read(names.down, {hidden, inner});
-
-    // Every shape is checked before memory is taken for the fused matrices.
-    reader.require(names.q, {q_rows, hidden});
-    reader.require(names.k, {kv_rows, hidden});
-    reader.require(names.v, {kv_rows, hidden});
-    reader.require(names.gate, {inner, hidden});
-    reader.require(names.up, {inner, hidden});
-    block.qkv = Buffer(cells(q_rows + 2 * kv_rows, hidden));
-    const auto qkv = block.qkv.span();
-    const auto q = qkv.first(cells(q_rows, hidden));
-    const auto k = qkv.subspan(q.size(), cells(kv_rows, hidden));
-    if (names.adjacent_pairs) {
-        const Buffer paired_q = reader.read(names.q, {q_rows, hidden});
-        const Buffer paired_k = reader.read(names.k, {kv_rows, hidden});
-        unpair_rows(paired_q.span(), config.q_heads, config.head_dim, hidden, q.data());
-        unpair_rows(paired_k.span(), config.kv_heads, config.head_dim, hidden, k.data());
-    } else {
-        reader.read_into(names.q, {q_rows, hidden}, q);
-        reader.read_into(names.k, {kv_rows, hidden}, k);
-    }
-    reader.read_into(names.v, {kv_rows, hidden}, qkv.subspan(q.size() + k.size()));
-    block.gate_up = Buffer(cells(2 * inner, hidden));
-    reader.read_into(names.gate, {inner, hidden}, block.gate_up.span().first(cells(inner, hidden)));
-    reader.read_into(names.up, {inner, hidden}, block.gate_up.span().subspan(cells(inner, hidden)));
+    block.gate_up = reader.matrix({{names.gate, inner, 0}, {names.up, inner, 0}}, hidden);
+    block.down = reader.matrix({{names.down, hidden, 0}}, inner);
     return block;
 }
 
 BlockRunner::BlockRunner(const ModelConfig& config, oasis::Executor& executor, int max_rows)
-    : config_(config), executor_(&executor), max_rows_(max_rows)
+    : config_(config),
+      multiply_(executor, std::max({std::int64_t{config.hidden}, std::int64_t{config.q_heads} * config.head_dim, std::int64_t{config.intermediate}})),
+      max_rows_(max_rows)
 {
     oasis::detail::expects(max_rows >= 1, "BlockRunner: max_rows ", max_rows, " is less than 1");
     const std::int64_t half = config.head_dim / 2;
@@ -174,7 +165,7 @@ void BlockRunner::rotate()
         std::copy_n(from + q_width + kv_width, kv_width, v_.data() + r * kv_width);
     };
     if (rows_ > kFewRows) {
-        executor_->parallel_for(static_cast<std::size_t>(rows_), one);
+        executor().parallel_for(static_cast<std::size_t>(rows_), one);
     } else {
         for (int r = 0; r < rows_; ++r) { one(static_cast<std::size_t>(r)); }
     }
@@ -184,20 +175,16 @@ void BlockRunner::run(const BlockWeights& weights, int layer, float* x, const At
 {
     const std::int64_t rows = rows_;
     const std::int64_t hidden = config_.hidden;
-    const std::int64_t inner = config_.intermediate;
-    const std::int64_t q_width = std::int64_t{config_.q_heads} * config_.head_dim;
-    const std::int64_t qkv_width = q_width + 2 * std::int64_t{config_.kv_heads} * config_.head_dim;
-
-    rms_norm(*executor_, rows, hidden, x, weights.attention_norm.data(), config_.rms_eps, normed_.data());
-    multiply(*executor_, {.rows = rows, .in = hidden, .out = qkv_width, .x = normed_.data(), .w = weights.qkv.data(), .y = qkv_.data()});
+    rms_norm(executor(), rows, hidden, x, weights.attention_norm.data(), config_.rms_eps, normed_.data());
+    multiply_({.rows = rows, .w = &weights.qkv, .x = normed_.data(), .y = qkv_.data()});
     rotate();
     attention(layer, q_.data(), k_.data(), v_.data(), attended_.data());
-    multiply(*executor_, {.rows = rows, .in = q_width, .out = hidden, .x = attended_.data(), .w = weights.output.data(), .y = x, .accumulate = true});
+    multiply_({.rows = rows, .w = &weights.output, .x = attended_.data(), .y = x, .accumulate = true});
 
-    rms_norm(*executor_, rows, hidden, x, weights.mlp_norm.data(), config_.rms_eps, normed_.data());
-    multiply(*executor_, {.rows = rows, .in = hidden, .out = 2 * inner, .x = normed_.data(), .w = weights.gate_up.data(), .y = gate_up_.data()});
-    swiglu(*executor_, rows, inner, gate_up_.data(), active_.data());
-    multiply(*executor_, {.rows = rows, .in = inner, .out = hidden, .x = active_.data(), .w = weights.down.data(), .y = x, .accumulate = true});
+    rms_norm(executor(), rows, hidden, x, weights.mlp_norm.data(), config_.rms_eps, normed_.data());
+    multiply_({.rows = rows, .w = &weights.gate_up, .x = normed_.data(), .y = gate_up_.data()});
+    swiglu(executor(), rows, config_.intermediate, gate_up_.data(), active_.data());
+    multiply_({.rows = rows, .w = &weights.down, .x = active_.data(), .y = x, .accumulate = true});
 }
 
 } // namespace oasis_decode

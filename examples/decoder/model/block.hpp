@@ -5,6 +5,8 @@
 
 #include "model/buffer.hpp"
 #include "model/config.hpp"
+#include "model/kernels.hpp"
+#include "model/matrix.hpp"
 #include "model/tensor.hpp"
 
 #include <oasis/cpu/executor.hpp>
@@ -23,14 +25,14 @@ namespace oasis_decode {
 /// contiguous and after RoPE (halves paired). It stores k and v where later rows find them and fills out.
 using Attention = std::function<void(int layer, const float* q, const float* k, const float* v, float* out)>;
 
-/// A block's weights; matrices are [out, in], row major.
+/// A block's weights; matrices are [out, in].
 struct BlockWeights {
     Buffer attention_norm;   ///< [hidden]
-    Buffer qkv;              ///< [(q_heads + 2 kv_heads) d, hidden]: query rows, key rows, value rows
-    Buffer output;           ///< [hidden, q_heads d]
+    Matrix qkv;              ///< [(q_heads + 2 kv_heads) d, hidden]: query rows, key rows, value rows
+    Matrix output;           ///< [hidden, q_heads d]
     Buffer mlp_norm;         ///< [hidden]
-    Buffer gate_up;          ///< [2 intermediate, hidden]: gate rows, up rows
-    Buffer down;             ///< [hidden, intermediate]
+    Matrix gate_up;          ///< [2 intermediate, hidden]: gate rows, up rows
+    Matrix down;             ///< [hidden, intermediate]
 };
 
 /// How a container names and orders a block's tensors.
@@ -48,9 +50,19 @@ public:
 
     /// Throws `ModelError` when the tensor is missing or of another shape.
     const TensorView& require(const std::string& name, std::initializer_list<std::int64_t> shape);
-    void read_into(const std::string& name, std::initializer_list<std::int64_t> shape, std::span<float> out);
+    /// A vector or other small tensor, as floats.
     Buffer read(const std::string& name, std::initializer_list<std::int64_t> shape);
     const std::set<std::string>& used() const noexcept { return used_; }
+
+    /// A part of a matrix: `out` rows. With `head_dim` set, each head's rows are ordered for RoPE on neighbours and
+    /// are put in the order of halves.
+    struct Part {
+        std::string name;
+        std::int64_t out = 0;
+        std::int64_t head_dim = 0;
+    };
+    /// One matrix of all parts, one below the other. Keeps the file's code if all parts share it, else float.
+    Matrix matrix(std::initializer_list<Part> parts, std::int64_t in);
 
 private:
     const TensorSource& source_;
@@ -73,7 +85,8 @@ public:
 
     int rows() const noexcept { return rows_; }
     int max_rows() const noexcept { return max_rows_; }
-    oasis::Executor& executor() const noexcept { return *executor_; }
+    Multiplier& multiplier() noexcept { return multiply_; }
+    oasis::Executor& executor() const noexcept { return multiply_.executor(); }
     /// Scratch [max_rows, hidden] that is free between two runs.
     float* spare() noexcept { return normed_.data(); }
 
@@ -81,7 +94,7 @@ private:
     void rotate();
 
     ModelConfig config_;
-    oasis::Executor* executor_;
+    Multiplier multiply_;
     int max_rows_;
     int rows_ = 0;
     std::vector<double> frequency_;

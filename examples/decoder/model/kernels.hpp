@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arithmetic of a decoder block, in float. Rows are independent: up to `kFewRows` rows, a row's result does not
-// depend, to the bit, on how many others are computed with it. Larger batches go through BLAS, which may round
-// differently.
+// The arithmetic of a decoder block, in float. Rows are independent: a row's result does not depend, to the bit, on
+// how many others are computed with it, nor on the number of threads; only steps of up to `kFewRows` rows and larger
+// ones may round differently.
 #pragma once
+
+#include "model/buffer.hpp"
+#include "model/matrix.hpp"
 
 #include <oasis/cpu/executor.hpp>
 
@@ -11,24 +14,37 @@
 
 namespace oasis_decode {
 
-/// Up to here a product reads the weights once and is bound by memory: own dot products. Above: BLAS.
-inline constexpr std::int64_t kFewRows = 8;
+/// Up to here a product is bound by reading the weights: dot products straight from the codes. Above: tiles of
+/// weights are made floats, once for all rows.
+inline constexpr std::int64_t kFewRows = 16;
 
-/// y[rows, out] = x[rows, in] * w[out, in]^T, added to y when `accumulate`. Rows of x, w and y are contiguous.
+/// y[rows, out] = x[rows, in] * w[out, in]^T, added to y when `accumulate`. Rows of x and y are contiguous.
 struct Product {
     std::int64_t rows = 0;
-    std::int64_t in = 0;
-    std::int64_t out = 0;
+    const Matrix* w = nullptr;
     const float* x = nullptr;
-    const float* w = nullptr;
     float* y = nullptr;
     bool accumulate = false;
 };
-void multiply(oasis::Executor& executor, const Product& product);
 
-/// The two ways of `multiply`, for the benchmark and the tests.
-void multiply_few(oasis::Executor& executor, const Product& product);
-void multiply_blas(oasis::Executor& executor, const Product& product);
+/// Multiplies on the threads of an executor. Owns a tile of weights for each, for matrices up to `widest`.
+class Multiplier {
+public:
+    Multiplier(oasis::Executor& executor, std::int64_t widest);
+
+    void operator()(const Product& product);
+
+    /// The two ways, for tests and measurements.
+    void few(const Product& product);
+    void many(const Product& product);
+
+    oasis::Executor& executor() const noexcept { return *executor_; }
+
+private:
+    oasis::Executor* executor_;
+    std::int64_t tile_values_;
+    Buffer tiles_;
+};
 
 /// out[rows, width] = x / rms(x) * weight, row by row; out may be x.
 void rms_norm(oasis::Executor& executor, std::int64_t rows, std::int64_t width, const float* x, const float* weight, float eps, float* out);

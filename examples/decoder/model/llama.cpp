@@ -25,7 +25,7 @@ void Llama::forward(std::span<const std::int32_t> tokens, std::span<const std::i
     runner_.set_positions(positions);
     const auto width = static_cast<std::size_t>(config.hidden);
     for (std::size_t r = 0; r < tokens.size(); ++r) {
-        std::copy_n(model_->embedding.data() + static_cast<std::size_t>(tokens[r]) * width, width, x_.data() + r * width);
+        model_->embedding.row(tokens[r], x_.data() + r * width);
     }
     for (int layer = 0; layer < config.layers; ++layer) { runner_.run(model_->blocks[static_cast<std::size_t>(layer)], layer, x_.data(), attention); }
 }
@@ -44,8 +44,7 @@ void Llama::logits(std::span<const int> rows, std::span<float> out)
     }
     const auto count = static_cast<std::int64_t>(rows.size());
     rms_norm(runner_.executor(), count, config.hidden, normed, model_->final_norm.data(), config.rms_eps, normed);
-    multiply(runner_.executor(),
-             {.rows = count, .in = config.hidden, .out = config.vocab, .x = normed, .w = model_->output_matrix(), .y = out.data()});
+    runner_.multiplier()({.rows = count, .w = &model_->output_matrix(), .x = normed, .y = out.data()});
 }
 
 std::span<const float> Llama::hidden() const

@@ -27,12 +27,12 @@ struct LoadedModel {
     std::string id;
 
     std::vector<BlockWeights> blocks;
-    Buffer embedding;    ///< [vocab, hidden]
-    Buffer head;         ///< [vocab, hidden]; empty when tied
+    Matrix embedding;    ///< [vocab, hidden]
+    Matrix head;         ///< [vocab, hidden]; empty when tied
     Buffer final_norm;   ///< [hidden]
 
     /// What turns the final hidden state into logits.
-    const float* output_matrix() const noexcept { return head.empty() ? embedding.data() : head.data(); }
+    const Matrix& output_matrix() const noexcept { return head.empty() ? embedding : head; }
 };
 
 /// Loads a GGUF file, or a folder with config.json, tokenizer.json and safetensors. Throws `ModelError`.

@@ -4,7 +4,6 @@
 #include "model/sha256.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 namespace oasis_decode {
 namespace {
@@ -42,10 +41,10 @@ void read_head(LoadedModel& model, WeightReader& reader, const TensorSource& sou
         config.tied = true;
         return;
     }
-    model.head = reader.read(name, {config.vocab, config.hidden});
-    const bool equal = std::memcmp(model.head.data(), model.embedding.data(), model.head.size() * sizeof(float)) == 0;
+    model.head = reader.matrix({{name, config.vocab, 0}}, config.hidden);
+    const bool equal = equal_values(model.head, model.embedding);
     if (equal) {
-        model.head = Buffer();
+        model.head = Matrix();
     } else if (config.tied_flag == true) {
         model.warnings.push_back(source.label() + ": \"tie_word_embeddings\" is true, but tensor " + name +
                                  " differs from the embedding; the head of the file is used");
@@ -71,7 +70,7 @@ void read_weights(LoadedModel& model, const TensorSource& source, const GlobalNa
         const TensorView* embedding = source.find(names.embedding);
         if (embedding && embedding->shape.size() == 2 && embedding->shape[0] <= INT32_MAX) { config.vocab = static_cast<std::int32_t>(embedding->shape[0]); }
     }
-    model.embedding = reader.read(names.embedding, {config.vocab, config.hidden});
+    model.embedding = reader.matrix({{names.embedding, config.vocab, 0}}, config.hidden);
     model.final_norm = reader.read(names.final_norm, {config.hidden});
     read_head(model, reader, source, names.head);
     for (int layer = 0; layer < config.layers; ++layer) {

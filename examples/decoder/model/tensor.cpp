@@ -107,8 +107,14 @@ void dequantise(const TensorView& tensor, std::span<float> out)
         fail("tensor ", tensor.name, ": ", tensor.bytes.size(), " bytes of ", name(tensor.type), " do not hold ", count,
              " elements for an output of ", out.size());
     }
-    const std::byte* data = tensor.bytes.data();
-    switch (tensor.type) {
+    dequantise(tensor.type, tensor.bytes, out);
+}
+
+void dequantise(StorageType type, std::span<const std::byte> bytes, std::span<float> out)
+{
+    const std::byte* data = bytes.data();
+    const std::size_t count = out.size();
+    switch (type) {
     case StorageType::kF32:
         if (count) { std::memcpy(out.data(), data, count * sizeof(float)); }
         return;
@@ -120,7 +126,7 @@ void dequantise(const TensorView& tensor, std::span<float> out)
         return;
     default:
         for (std::size_t block = 0; block < count / kQuantBlock; ++block) {
-            unpack_block(tensor.type, data + block * layout.bytes, out.data() + block * kQuantBlock);
+            unpack_block(type, data + block * layout_of(type).bytes, out.data() + block * kQuantBlock);
         }
     }
 }

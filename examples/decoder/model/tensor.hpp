@@ -41,6 +41,9 @@ struct TensorView {
 /// Writes the elements of `tensor` as float to out, which has room for all of them.
 void dequantise(const TensorView& tensor, std::span<float> out);
 
+/// The same for `out.size()` elements of a type, a whole number of blocks.
+void dequantise(StorageType type, std::span<const std::byte> bytes, std::span<float> out);
+
 /// Where a model's tensors come from: one file or a set of shards.
 class TensorSource {
 public:
