@@ -235,3 +235,15 @@ private:
 } // namespace oasis
 
 #include <oasis/cache_step.hpp>
+
+#ifdef OASIS_COMPILED
+// The stock caches are compiled into the library once.
+namespace oasis {
+extern template class cpu::Pipeline<DefaultPolicies<cpu::Backend, float>>;
+extern template class cpu::Pipeline<DefaultPolicies<cpu::Backend, f16>>;
+extern template class cpu::Pipeline<DefaultPolicies<cpu::Backend, bf16>>;
+extern template class KVCache<cpu::Backend, float>;
+extern template class KVCache<cpu::Backend, f16>;
+extern template class KVCache<cpu::Backend, bf16>;
+} // namespace oasis
+#endif
