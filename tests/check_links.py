@@ -10,7 +10,7 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 TEST = re.compile(r"`([A-Z]\w+)\.([A-Z]\w*)(\*?)`")
 MACRO = re.compile(r"\b(?:TYPED_)?TEST(?:_P|_F)?\(\s*(\w+),\s*(\w+)\s*\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-SKIPPED = {".git", "build", "data"}
+SKIPPED = {".git", "build"}
 
 
 def files(root, pattern):
