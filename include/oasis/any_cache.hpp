@@ -16,7 +16,8 @@ namespace oasis {
 
 /// All optional. They run on the thread that is in `create`, `fork`, `truncate`, `remove`, `begin_step`, `enqueue_attend` or `commit`, never on a
 /// worker and with no lock held. They may call `remove`, `drop_cached_prefixes`, `stats`, `length` and `state`; every other call throws
-/// `InvalidArgument`. Events that such calls cause are delivered after those that are being delivered. A callback must not destroy the cache.
+/// `InvalidArgument`. Events that such calls cause are delivered after those that are being delivered. Those of a step that is
+/// destroyed come with the next call. A callback must not destroy the cache.
 struct Callbacks {
     std::function<void(const Event&)> on_event;
     /// Fast memory is short by `bytes`: the engine may remove sequences and returns what it freed; 0 means it cannot.
