@@ -120,6 +120,12 @@ private:
     void summarise_head(const StepGroup& group, LayerId layer, std::int32_t head);
     void seal(Queue queue, const StepGroup& group, LayerId layer, Journal& journal);
     bool seal_unit(const Sequence& sequence, std::int32_t block, LayerId layer, std::int32_t set, std::byte* staging);
+    /// Whether the slow tier lacks this layer of the block; another group of the step may have written it.
+    bool is_new(BlockId id, LayerId layer) noexcept { return !pool_.blocks()[id].sealed && pool_.blocks()[id].coded_layers <= layer; }
+    void mark_coded(BlockId id, LayerId layer) noexcept
+    {
+        if (!pool_.blocks()[id].sealed) { pool_.blocks()[id].coded_layers = layer + 1; }
+    }
     void summarise_sealed(const Sequence& sequence, std::int32_t block, LayerId layer, std::int32_t head, const std::byte* coded);
     bool read_native(BlockId block, LayerId layer, std::int32_t head, std::byte* to);
     BlockId rebuild_group(const Sequence& sequence, std::int32_t g, LayerId layer, std::int32_t head, bool close);

@@ -80,12 +80,13 @@ void Pipeline<Policies>::seal(Queue queue, const StepGroup& group, LayerId layer
                 throw StoreError(oasis::detail::text("slow tier: write of block ", raw(id), " layer ", layer, " set ", set, " of sequence ", raw(sequence.id), " (",
                                               shape_.unit_bytes, " bytes) failed"));
             }
-            if (!pool_.blocks()[id].sealed) {
+            if (is_new(id, layer)) {
                 journal.counters.sealed_bytes += shape_.unit_bytes;
                 journal.event({EventKind::kStored, EventReason::kSeal, Tier::kSlow, id, layer, set, shape_.unit_bytes});
             }
             place_sealed(sequence, block, layer, set, staging_.data() + task * shape_.unit_bytes, journal);
         }
+        for (std::size_t i = 0; i < count; ++i) { mark_coded(sequence.blocks[std::size_t(first) + i], layer); }
     }
     if (shape_.summary.planes == 0) { return; }
     const auto whole_groups = static_cast<std::int32_t>(group.end() / shape_.group_tokens());
@@ -117,7 +118,7 @@ bool Pipeline<Policies>::seal_unit(const Sequence& sequence, std::int32_t block,
             if (shape_.summary.planes > 0) { summarise_sealed(sequence, block, layer, head, coded); }
         }
     }
-    return pool_.blocks()[id].sealed || pool_.blocks().store().write({id, layer, set, staging});
+    return !is_new(id, layer) || pool_.blocks().store().write({id, layer, set, staging});
 }
 
 /// Summaries of the coded keys: what the group's coded form will be made from.

@@ -26,6 +26,7 @@ public:
         std::int32_t native_refs = 0; ///< of those, with the block in their native window
         std::byte* native = nullptr;  ///< [layers, kv_heads] native head-blocks
         bool sealed = false;          ///< the slow tier has all layers
+        LayerId coded_layers = 0;     ///< until it is sealed: layers below were written through by the step in progress
         bool cached = false;          ///< in no sequence, kept for its prefix
         std::list<BlockId>::iterator cached_at{};
         std::int32_t group = -1;      ///< summary group that was made with it

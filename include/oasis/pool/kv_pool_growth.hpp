@@ -90,11 +90,11 @@ template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
 void KVPool<Eviction, Store, Hasher>::own_last_block(Sequence& sequence, Reopened& reopened)
 {
     const BlockId old = sequence.blocks.back();
+    sequence.logical.drop_from(static_cast<std::int32_t>(sequence.blocks.size()) - 1, logical_observer(sequence)); // whoever shares it
     if (!blocks_[old].sealed && blocks_[old].refs == 1) { // as open as ever, but no longer the tokens it is found by
         blocks_.index().erase(old);
         return;
     }
-    sequence.logical.drop_from(static_cast<std::int32_t>(sequence.blocks.size()) - 1, logical_observer(sequence));
     if (blocks_[old].refs == 1) { // sealed, and nobody else's: open it again in place; the slow bytes stay readable until it is sealed anew
         blocks_.unseal(old, drop_slots());
         return;
@@ -120,12 +120,13 @@ void KVPool<Eviction, Store, Hasher>::own_last_group(Sequence& sequence, Reopene
     if (!groups_[old].closed && groups_[old].refs == 1) { return; }
     if (groups_[old].refs == 1) {
         groups_[old].closed = false;
-    } else {
-        groups_.release_native(old);
-        groups_.release(old);
-        sequence.groups.back() = groups_.allocate();
+        return;
     }
-    if (std::find(reopened.groups.begin(), reopened.groups.end(), position) == reopened.groups.end()) { reopened.groups.push_back(position); }
+    const GroupId own = groups_.allocate();
+    if (std::find(reopened.groups.begin(), reopened.groups.end(), position) == reopened.groups.end()) { groups_.copy_native(old, own); }
+    groups_.release_native(old);
+    groups_.release(old);
+    sequence.groups.back() = own;
 }
 
 /// A truncation inside a shared block needs a block for the copy: free already, or freed by the truncation itself.
@@ -271,6 +272,7 @@ bool KVPool<Eviction, Store, Hasher>::settle_sealed(Sequence& sequence, std::int
 {
     const BlockId id = sequence.blocks[std::size_t(position)];
     if (blocks_[id].sealed) { return false; }
+    blocks_[id].coded_layers = 0;
     if (stands) { return blocks_[id].sealed = true; }
     for (std::int32_t unit = 0; unit < shape_.units(); ++unit) { slots_.drop(std::int64_t{unit} * shape_.blocks + raw(id)); }
     if (record_) { unsealed_.push_back(id); }
