@@ -255,6 +255,8 @@ private:
         return std::nullopt;
     }
 
+    void check_blocks();
+    void check_groups();
     void hold_native(Sequence& sequence, std::int32_t first_block, std::int32_t first_group, Reopened& reopened);
     void share_groups(Sequence& sequence, Reopened& reopened);
     void expect_room_for_copy(const Sequence& sequence, TokenIndex length) const;
@@ -275,4 +277,5 @@ private:
 
 } // namespace oasis
 
+#include <oasis/pool/kv_pool_check.hpp>
 #include <oasis/pool/kv_pool_growth.hpp>

@@ -331,32 +331,4 @@ void KVPool<Eviction, Store, Hasher>::drain_evictions(Journal& journal)
     }
 }
 
-template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
-void KVPool<Eviction, Store, Hasher>::check()
-{
-    slots_.check();
-    std::vector<std::int32_t> refs(std::size_t(shape_.blocks));
-    std::vector<std::int32_t> native(std::size_t(shape_.blocks));
-    std::unordered_map<std::int64_t, std::int32_t> logical;
-    for_each_sequence([&](const Sequence& s) {
-        for (std::size_t j = 0; j < s.blocks.size(); ++j) {
-            ++refs[std::size_t(raw(s.blocks[j]))];
-            native[std::size_t(raw(s.blocks[j]))] += static_cast<std::int32_t>(j) >= s.native_begin;
-            for (std::int32_t unit = 0; unit < shape_.units(); ++unit) {
-                logical[std::int64_t{unit} * shape_.blocks + raw(s.blocks[j])] += s.logical.contains(unit, static_cast<std::int32_t>(j));
-            }
-        }
-    });
-    for (std::int64_t i = 0; i < shape_.blocks; ++i) {
-        const auto& block = blocks_[BlockId{static_cast<std::int32_t>(i)}];
-        if (refs[std::size_t(i)] != (block.cached ? 0 : block.refs) || (refs[std::size_t(i)] > 0 && native[std::size_t(i)] != block.native_refs)) {
-            throw Error(detail::text("pool: block ", i, " is held ", refs[std::size_t(i)], " times (native ", native[std::size_t(i)], "), booked ", block.refs,
-                                     " (native ", block.native_refs, ")"));
-        }
-    }
-    for (const auto& [unit, count] : logical) {
-        if (slots_.logical_refs(unit) != count) { throw Error(detail::text("pool: unit ", unit, " is in ", count, " logical sets, booked ", slots_.logical_refs(unit))); }
-    }
-}
-
 } // namespace oasis
