@@ -58,7 +58,7 @@ public:
             cell = free_.back();
             free_.pop_back();
         } else {
-            free_.reserve(in_use_ + 1); // so that `give` never allocates
+            if (free_.capacity() <= in_use_) { free_.reserve(2 * in_use_ + 16); } // so that `give` never allocates
             cell = static_cast<std::byte*>(::operator new(cell_bytes_, std::align_val_t{128}));
         }
         ++in_use_;
