@@ -166,7 +166,9 @@ TEST(ApiConfigCases, API_01_HugeBudgetsTakeWhatTheContextNeeds)
 TEST(ApiCallbackCases, API_03_CallbacksMayRemoveAndAsk)
 {
     AnyKVCache* self = nullptr;
-    SequenceId victim{};
+    SequenceId victim{}, second{};
+    bool armed = false;
+    int removed = 0;
     std::string refusals;
     int calls = 0;
     bool inside = false;
@@ -199,7 +201,7 @@ TEST(ApiCallbackCases, API_03_CallbacksMayRemoveAndAsk)
         inside = true;
         log.on_event(event);
         try_everything();
-        if (self && event.kind == EventKind::kPromoted) { self->remove(victim); } // causes events of its own
+        if (armed && event.kind == EventKind::kPromoted) { removed += self->remove(second) == RemoveResult::kRemoved; } // causes events of its own
         inside = false;
     };
     int pressure = 0;
@@ -218,10 +220,14 @@ TEST(ApiCallbackCases, API_03_CallbacksMayRemoveAndAsk)
     const SequenceId id = cache->create({}).id;
     engine.prefill(victim, 2, 400);
     self = cache.get();
-    EXPECT_TRUE(cache->create({})) << "there was room once the victim was gone";
+    second = cache->create({}).id;
+    EXPECT_NE(second, SequenceId::kNone) << "there was room once the victim was gone";
+    engine.prefill(second, 3, 200);
     EXPECT_EQ(pressure, 1);
     EXPECT_FALSE(cache->create({})) << "on_pressure said that it cannot";
+    armed = true;
     EXPECT_EQ(engine.prefill(id, 1, 300).size(), 300U);
+    EXPECT_EQ(removed, 1);
     EXPECT_EQ(engine.decode(id, 1, 3), undisturbed(small_config(), 300, 3));
     EXPECT_GT(calls, 10);
     for (const char* call : {"create:", "fork:", "truncate:", "resize_fast:", "begin_step:", "commit:"}) { EXPECT_NE(refusals.find(call), std::string::npos) << call; }
