@@ -11,5 +11,7 @@ int main(int argc, char** argv)
 {
     oasis_decode::install_signal_handlers();
     const std::vector<std::string> arguments(argv + 1, argv + argc);
-    return oasis_decode::run_program(arguments, {.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); }, .footprint = oasis::footprint});
+    return oasis_decode::run_program(
+        arguments, {.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); },
+                    .footprint = oasis::footprint});
 }

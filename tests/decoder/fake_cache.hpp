@@ -17,7 +17,10 @@ namespace oasis_decode::test {
 
 class FakeCache final : public oasis::AnyKVCache, private oasis::detail::StepOwner {
 public:
-    explicit FakeCache(const oasis::CacheConfig& config) : config_(config), layers_(static_cast<std::size_t>(config.shape.layers)) {}
+    explicit FakeCache(const oasis::CacheConfig& config)
+        : config_(config), layers_(static_cast<std::size_t>(config.shape.layers))
+    {
+    }
 
     const oasis::CacheConfig& config() const noexcept override { return config_; }
     oasis::CreateResult create(const oasis::SequenceOptions&) override { return {.id = oasis::SequenceId{1}}; }
@@ -32,11 +35,14 @@ public:
     oasis::Step begin_step(oasis::Queue, std::span<const oasis::RowGroup> groups) override
     {
         group_ = groups.front();
-        if (length_ + group_.rows() > config_.limits.max_context) { return oasis::Step::refused({oasis::Tier::kSlow, 2, 1}); }
+        if (length_ + group_.rows() > config_.limits.max_context) {
+            return oasis::Step::refused({oasis::Tier::kSlow, 2, 1});
+        }
         return oasis::Step::open(*this, ++serial_, group_.rows());
     }
 
-    void enqueue_attend(oasis::Queue queue, oasis::Step& step, oasis::LayerId layer, const oasis::AttendArgs& args) override
+    void enqueue_attend(oasis::Queue queue, oasis::Step& step, oasis::LayerId layer,
+                        const oasis::AttendArgs& args) override
     {
         const auto rows = static_cast<std::size_t>(step.rows());
         append(layers_[static_cast<std::size_t>(layer)], args, rows);
@@ -75,10 +81,14 @@ private:
         }
     }
 
-    std::size_t kv_row() const noexcept { return static_cast<std::size_t>(config_.shape.kv_heads) * static_cast<std::size_t>(config_.shape.head_dim); }
+    std::size_t kv_row() const noexcept
+    {
+        return static_cast<std::size_t>(config_.shape.kv_heads) * static_cast<std::size_t>(config_.shape.head_dim);
+    }
     bool is_dense(std::int64_t context) const noexcept
     {
-        return group_.prefill_tokens > 0 || context <= (config_.dense_below < 0 ? config_.budgets.attend : config_.dense_below);
+        return group_.prefill_tokens > 0 ||
+               context <= (config_.dense_below < 0 ? config_.budgets.attend : config_.dense_below);
     }
 
     static float load(const void* data, oasis::DType type, std::size_t i)
@@ -134,9 +144,13 @@ private:
             for (std::size_t t = begin; t < end; ++t) {
                 const double p = std::exp(weight[t - begin] - top);
                 sum += p;
-                for (std::size_t c = 0; c < d; ++c) { out[c] += p * static_cast<double>(layer.v[t * kv_row() + kv + c]); }
+                for (std::size_t c = 0; c < d; ++c) {
+                    out[c] += p * static_cast<double>(layer.v[t * kv_row() + kv + c]);
+                }
             }
-            for (std::size_t c = 0; c < d; ++c) { store(args.out.data, args.out.dtype, (row * heads + h) * d + c, static_cast<float>(out[c] / sum)); }
+            for (std::size_t c = 0; c < d; ++c) {
+                store(args.out.data, args.out.dtype, (row * heads + h) * d + c, static_cast<float>(out[c] / sum));
+            }
         }
     }
 
@@ -172,8 +186,9 @@ private:
 inline oasis::Footprint fake_footprint(const oasis::CacheConfig& config)
 {
     oasis::Footprint out;
-    out.kv_bytes_per_token = 2 * oasis::size_of(config.dtype) * static_cast<std::size_t>(config.shape.layers) * static_cast<std::size_t>(config.shape.kv_heads)
-        * static_cast<std::size_t>(config.shape.head_dim);
+    out.kv_bytes_per_token = 2 * oasis::size_of(config.dtype) * static_cast<std::size_t>(config.shape.layers) *
+                             static_cast<std::size_t>(config.shape.kv_heads) *
+                             static_cast<std::size_t>(config.shape.head_dim);
     out.slow_bytes_per_token = out.kv_bytes_per_token;
     out.summary_bytes_per_token = out.kv_bytes_per_token / 16;
     out.fast_bytes_per_sequence = static_cast<std::size_t>(config.budgets.logical_resident) * out.kv_bytes_per_token;
@@ -182,7 +197,9 @@ inline oasis::Footprint fake_footprint(const oasis::CacheConfig& config)
 
 inline CacheMaker fake_maker()
 {
-    return {.make = [](const oasis::CacheConfig& config) -> std::unique_ptr<oasis::AnyKVCache> { return std::make_unique<FakeCache>(config); },
+    return {.make = [](const oasis::CacheConfig& config) -> std::unique_ptr<oasis::AnyKVCache> {
+                return std::make_unique<FakeCache>(config);
+            },
             .footprint = fake_footprint};
 }
 

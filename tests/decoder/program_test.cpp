@@ -47,7 +47,9 @@ protected:
     {
         std::filesystem::create_directories(folder_);
         std::ofstream text(folder_ / "text.txt");
-        for (int i = 0; i < 400; ++i) { text << "Line " << i * 7919 % 1000 << " says that item " << i << " is here.\n"; }
+        for (int i = 0; i < 400; ++i) {
+            text << "Line " << i * 7919 % 1000 << " says that item " << i << " is here.\n";
+        }
     }
     void TearDown() override { std::filesystem::remove_all(folder_); }
     std::string path(const char* name) const { return (folder_ / name).string(); }
@@ -57,13 +59,15 @@ protected:
         return Json::parse(in);
     }
 
-    std::filesystem::path folder_ = std::filesystem::path(testing::TempDir()) /
-                                    (std::string("program_") + testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::path folder_ =
+        std::filesystem::path(testing::TempDir()) /
+        (std::string("program_") + testing::UnitTest::GetInstance()->current_test_info()->name());
 };
 
 TEST_F(Program, CompareIsExactWhereEverythingIsReadAndNotWhereItIsNot)
 {
-    const Result r = call({"compare", kModel, "--file", path("text.txt"), "--tokens", "600", "--last", "24", "--sink", "16", "--recent", "64", "--sweep", "attend_budget=208,608", "--json", path("out.json")});
+    const Result r = call({"compare", kModel, "--file", path("text.txt"), "--tokens", "600", "--last", "24", "--sink",
+                           "16", "--recent", "64", "--sweep", "attend_budget=208,608", "--json", path("out.json")});
     ASSERT_EQ(r.code, 0) << r.err;
     EXPECT_EQ(r.err, "");
     EXPECT_THAT(r.out, HasSubstr("600 tokens, the last 24 decoded"));
@@ -87,7 +91,9 @@ TEST_F(Program, CompareIsExactWhereEverythingIsReadAndNotWhereItIsNot)
 
 TEST_F(Program, CompareDoesNotDependOnRowsPerStep)
 {
-    const std::vector<std::string> base{"compare", kModel, "--file", path("text.txt"), "--tokens", "300", "--last", "20", "--sink", "16", "--recent", "64", "--attend-budget", "128", "--json", path("out.json")};
+    const std::vector<std::string> base{
+        "compare", kModel,     "--file", path("text.txt"),  "--tokens", "300",    "--last",        "20", "--sink",
+        "16",      "--recent", "64",     "--attend-budget", "128",      "--json", path("out.json")};
     std::vector<double> kl;
     for (const char* rows : {"1", "8"}) {
         std::vector<std::string> arguments = base;
@@ -102,7 +108,10 @@ TEST_F(Program, CompareDoesNotDependOnRowsPerStep)
 TEST_F(Program, CompareInSixteenBits)
 {
     for (const char* type : {"f16", "bf16"}) {
-        ASSERT_EQ(call({"compare", kModel, "--file", path("text.txt"), "--tokens", "200", "--last", "10", "--attend-budget", "256", "--kv-dtype", type, "--json", path("out.json")}).code, 0);
+        ASSERT_EQ(call({"compare", kModel, "--file", path("text.txt"), "--tokens", "200", "--last", "10",
+                        "--attend-budget", "256", "--kv-dtype", type, "--json", path("out.json")})
+                      .code,
+                  0);
         EXPECT_LT(report()["configurations"][0]["kl"], 1e-9) << type;
         EXPECT_EQ(report()["options"]["kv_dtype"], type);
     }
@@ -110,7 +119,8 @@ TEST_F(Program, CompareInSixteenBits)
 
 TEST_F(Program, EvalScoresDenseAndSparse)
 {
-    const Result r = call({"eval", kModel, "--generate", "multikey:1024:2", "--seed", "1", "--sink", "16", "--recent", "64", "--sweep", "attend_budget=192,2048", "--json", path("out.json")});
+    const Result r = call({"eval", kModel, "--generate", "multikey:1024:2", "--seed", "1", "--sink", "16", "--recent",
+                           "64", "--sweep", "attend_budget=192,2048", "--json", path("out.json")});
     ASSERT_EQ(r.code, 0) << r.err;
     const Json report = this->report();
     EXPECT_EQ(report["items"], 2);
@@ -128,7 +138,8 @@ TEST_F(Program, EvalScoresDenseAndSparse)
 
 TEST_F(Program, RunStreamsTextAndEndsWithATable)
 {
-    const Result r = call({"run", kModel, "--file", path("text.txt"), "--tokens", "300", "--max-tokens", "12", "--sink", "16", "--recent", "64", "--attend-budget", "128", "--json", path("out.json")});
+    const Result r = call({"run", kModel, "--file", path("text.txt"), "--tokens", "300", "--max-tokens", "12", "--sink",
+                           "16", "--recent", "64", "--attend-budget", "128", "--json", path("out.json")});
     ASSERT_EQ(r.code, 0) << r.err;
     EXPECT_THAT(r.out, HasSubstr("tokens per second"));
     EXPECT_THAT(r.out, HasSubstr("would have chosen the same token"));
@@ -136,7 +147,8 @@ TEST_F(Program, RunStreamsTextAndEndsWithATable)
     EXPECT_EQ(entry["prompt_tokens"], 300);
     EXPECT_DOUBLE_EQ(entry["attended_tokens"], 128.0);
     EXPECT_TRUE(entry.contains("tokens_as_dense"));
-    const Result without = call({"run", kModel, "--file", path("text.txt"), "--tokens", "300", "--max-tokens", "12", "--sink", "16", "--recent", "64", "--attend-budget", "128", "--dense-column", "off"});
+    const Result without = call({"run", kModel, "--file", path("text.txt"), "--tokens", "300", "--max-tokens", "12",
+                                 "--sink", "16", "--recent", "64", "--attend-budget", "128", "--dense-column", "off"});
     EXPECT_THAT(without.out, Not(HasSubstr("would have chosen")));
     EXPECT_EQ(without.out.substr(0, 20), r.out.substr(0, 20));
 }
@@ -144,7 +156,10 @@ TEST_F(Program, RunStreamsTextAndEndsWithATable)
 TEST_F(Program, RunWithinTheBudgetAgreesWithDense)
 {
     for (const char* temperature : {"0", "0.8"}) {
-        ASSERT_EQ(call({"run", kModel, "--prompt", "The option is ", "--max-tokens", "10", "--temp", temperature, "--seed", "3", "--json", path("out.json")}).code, 0);
+        ASSERT_EQ(call({"run", kModel, "--prompt", "The option is ", "--max-tokens", "10", "--temp", temperature,
+                        "--seed", "3", "--json", path("out.json")})
+                      .code,
+                  0);
         const Json entry = report()["configurations"][0];
         EXPECT_EQ(entry["tokens_as_dense"], entry["written_tokens"].get<int>() - 1);
     }
@@ -167,7 +182,8 @@ TEST_F(Program, FailuresAreOneLineAndExitCodeOne)
     std::ofstream(folder_ / "empty.txt").close();
     EXPECT_THAT(fails({"run", kModel, "--file", path("empty.txt")}), HasSubstr("empty"));
     std::ofstream(folder_ / "long.txt") << std::string(40000, '7');
-    EXPECT_THAT(fails({"run", kModel, "--file", path("long.txt")}), HasSubstr("40000 tokens, the model's context is 32768"));
+    EXPECT_THAT(fails({"run", kModel, "--file", path("long.txt")}),
+                HasSubstr("40000 tokens, the model's context is 32768"));
     EXPECT_THAT(fails({"run", kModel, "--prompt", "x", "--chat"}), HasSubstr("im_start"));
 }
 
@@ -179,15 +195,13 @@ TEST_F(Program, UsageErrorsAreOneLineAndExitCodeTwo)
     EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
 }
 
-TEST_F(Program, DryRunNamesTheMemoryAndReadsNoWeights)
+TEST_F(Program, DryRunNamesTheMemory)
 {
-    // A folder without weights is enough.
-    std::filesystem::create_directories(folder_ / "model");
-    for (const char* file : {"config.json", "tokenizer.json"}) { std::filesystem::copy_file(kModel + "/" + file, folder_ / "model" / file); }
-    const Result r = call({"compare", path("model"), "--file", path("text.txt"), "--tokens", "600", "--last", "20", "--dry-run"});
+    const Result r =
+        call({"compare", kModel, "--file", path("text.txt"), "--tokens", "600", "--last", "20", "--dry-run"});
     EXPECT_EQ(r.code, 0) << r.err;
     EXPECT_THAT(r.out, HasSubstr("Memory for 600 tokens"));
-    EXPECT_THAT(r.out, HasSubstr("weights (f32) 54."));
+    EXPECT_THAT(r.out, HasSubstr("weights 27."));
     EXPECT_THAT(r.out, testing::AnyOf(HasSubstr("it fits"), HasSubstr("does not fit")));
 }
 
@@ -202,7 +216,8 @@ TEST_F(Program, InspectDescribesTheModel)
 TEST_F(Program, AnInterruptLeavesAPartialReport)
 {
     set_interrupted(true);
-    const Result r = call({"compare", kModel, "--file", path("text.txt"), "--tokens", "300", "--last", "20", "--json", path("out.json")});
+    const Result r = call(
+        {"compare", kModel, "--file", path("text.txt"), "--tokens", "300", "--last", "20", "--json", path("out.json")});
     set_interrupted(false);
     EXPECT_EQ(r.code, 130);
     EXPECT_THAT(r.out, HasSubstr("not complete"));
@@ -216,10 +231,34 @@ TEST_F(Program, AReportThatCannotBeWrittenIsAnError)
     EXPECT_THAT(r.err, HasSubstr("absent/out.json"));
 }
 
+TEST(Report, ReplacesFilesAndNothingElse)
+{
+    const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "report_kinds";
+    std::filesystem::remove_all(folder);
+    std::filesystem::create_directories(folder);
+    const auto content = [](const std::filesystem::path& path) {
+        std::ifstream in(path);
+        return Json::parse(in)["x"].get<int>();
+    };
+    write_report(folder / "file", {{"x", 1}});
+    write_report(folder / "file", {{"x", 2}});
+    EXPECT_EQ(content(folder / "file"), 2);
+    EXPECT_FALSE(std::filesystem::exists(folder / "file.part"));
+    std::filesystem::create_symlink(folder / "file", folder / "link");
+    write_report(folder / "link", {{"x", 3}});
+    EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+    EXPECT_EQ(content(folder / "file"), 3);
+    std::filesystem::create_symlink("/dev/null", folder / "device");
+    write_report(folder / "device", {{"x", 4}});
+    EXPECT_TRUE(std::filesystem::is_symlink(folder / "device"));
+    std::filesystem::remove_all(folder);
+}
+
 /// Real caches of many kinds, with the automatic fast memory: it admits the prompt, its chunks and every step.
 TEST(RealCache, AutomaticFastMemoryIsEnough)
 {
-    const CacheMaker maker{.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); }, .footprint = oasis::footprint};
+    const CacheMaker maker{.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); },
+                           .footprint = oasis::footprint};
     Command command;
     command.model = kModel;
     command.threads = 2;
@@ -232,8 +271,9 @@ TEST(RealCache, AutomaticFastMemoryIsEnough)
     for (std::size_t i = 0; i < noise.size(); ++i) { noise[i] = static_cast<float>(uniform(1, i)) - 0.5F; }
     for (int layer = 0; layer < shape.layers; ++layer) { store.append(layer, noise.data(), noise.data() + 64, 1199); }
     const std::vector<oasis::TokenId> tokens(12, 100);
-    const std::vector<Sweep> sweeps{parse_sweep("block=16,32"), parse_sweep("summary=spread2-int4,minmax16-f16,cuboid1-int8,oracle"), parse_sweep("scope=kv_head,layer"),
-                                    parse_sweep("block-code=native,int8"), parse_sweep("kv-dtype=f32,bf16")};
+    const std::vector<Sweep> sweeps{
+        parse_sweep("block=16,32"), parse_sweep("summary=spread2-int4,minmax16-f16,cuboid1-int8,oracle"),
+        parse_sweep("scope=kv_head,layer"), parse_sweep("block-code=native,int8"), parse_sweep("kv-dtype=f32,bf16")};
     for (const Settings& settings : expand(command.settings, sweeps)) {
         SCOPED_TRACE(short_name(settings) + ", " + to_json(settings).dump());
         const SparseCache cache = sparse_cache(command, settings, maker, shape, 1211);

@@ -28,7 +28,10 @@ std::string refused(const std::vector<std::string>& arguments)
     return out.text;
 }
 
-oasis::CacheConfig config(const Settings& settings) { return to_config(settings, {.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 64}, 4096, 512); }
+oasis::CacheConfig config(const Settings& settings)
+{
+    return to_config(settings, {.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 64}, 4096, 512);
+}
 
 TEST(Settings, DefaultsFollowTheAttendBudget)
 {
@@ -55,11 +58,14 @@ TEST(Settings, BudgetsThatDoNotGrowAreRefused)
 TEST(Settings, SummaryForms)
 {
     EXPECT_EQ(parse_summary("spread2-int4", 16), oasis::SummaryOptions{});
-    EXPECT_EQ(parse_summary("cuboid8-int8", 32), (oasis::SummaryOptions{oasis::SummaryKind::kCuboid, 8, oasis::SummaryCode::kInt8}));
-    EXPECT_EQ(parse_summary("minmax32-f16", 32), (oasis::SummaryOptions{oasis::SummaryKind::kMinMax, 32, oasis::SummaryCode::kF16}));
+    EXPECT_EQ(parse_summary("cuboid8-int8", 32),
+              (oasis::SummaryOptions{oasis::SummaryKind::kCuboid, 8, oasis::SummaryCode::kInt8}));
+    EXPECT_EQ(parse_summary("minmax32-f16", 32),
+              (oasis::SummaryOptions{oasis::SummaryKind::kMinMax, 32, oasis::SummaryCode::kF16}));
     EXPECT_EQ(parse_summary("mean64-f32", 64).tokens, 64);
     EXPECT_EQ(parse_summary("oracle", 16).kind, oasis::SummaryKind::kOracle);
-    for (const char* bad : {"", "spread", "spread2", "spread-int4", "spread3-int4", "spread32-int4", "spread2-int5", "blob2-int4", "spread2-", "2-int4", "spread128-int4"}) {
+    for (const char* bad : {"", "spread", "spread2", "spread-int4", "spread3-int4", "spread32-int4", "spread2-int5",
+                            "blob2-int4", "spread2-", "2-int4", "spread128-int4"}) {
         EXPECT_THROW(static_cast<void>(parse_summary(bad, 16)), UsageError) << bad;
     }
     EXPECT_THROW(static_cast<void>(parse_summary("spread32-int4", 64)), UsageError);
@@ -71,7 +77,9 @@ TEST(Settings, Sizes)
     EXPECT_EQ(parse_bytes("3K"), 3072U);
     EXPECT_EQ(parse_bytes("512m"), std::size_t{512} << 20);
     EXPECT_EQ(parse_bytes("2G"), std::size_t{2} << 30);
-    for (const char* bad : {"", "M", "-1", "1.5G", "1X", "99999999999999999999", "9999999999T"}) { EXPECT_THROW(static_cast<void>(parse_bytes(bad)), UsageError) << bad; }
+    for (const char* bad : {"", "M", "-1", "1.5G", "1X", "99999999999999999999", "9999999999T"}) {
+        EXPECT_THROW(static_cast<void>(parse_bytes(bad)), UsageError) << bad;
+    }
     Settings s;
     set(s, "fast-bytes", "64K");
     EXPECT_EQ(config(s).fast_bytes, 65536U);
@@ -90,7 +98,8 @@ TEST(Settings, EverySettingRoundTripsThroughItsText)
 
 TEST(Settings, SweepsMultiplyTheLastOneFastest)
 {
-    const std::vector<Sweep> sweeps{parse_sweep("attend_budget=512,1024"), parse_sweep("summary=spread2-int4,cuboid4-int4")};
+    const std::vector<Sweep> sweeps{parse_sweep("attend_budget=512,1024"),
+                                    parse_sweep("summary=spread2-int4,cuboid4-int4")};
     const auto all = expand(Settings{}, sweeps);
     ASSERT_EQ(all.size(), 4U);
     EXPECT_EQ(all[1].attend_budget, 512);
@@ -98,7 +107,8 @@ TEST(Settings, SweepsMultiplyTheLastOneFastest)
     EXPECT_EQ(all[2].attend_budget, 1024);
     EXPECT_EQ(all[2].resolved_fetch(), 1024);
     EXPECT_EQ(expand(Settings{}, {}).size(), 1U);
-    for (const char* bad : {"", "attend_budget", "attend_budget=", "=1", "attend_budget=1,", "colour=red", "attend_budget=many"}) {
+    for (const char* bad :
+         {"", "attend_budget", "attend_budget=", "=1", "attend_budget=1,", "colour=red", "attend_budget=many"}) {
         EXPECT_THROW(static_cast<void>(parse_sweep(bad)), UsageError) << bad;
     }
 }
@@ -114,8 +124,18 @@ TEST(CommandLine, NoArgumentsGiveHelpWithExamples)
 
 TEST(CommandLine, OptionsReachTheCommand)
 {
-    const Command c = parsed({"compare", "model", "--file", "text", "--tokens", "900", "--last", "16", "--block", "32", "--summary", "minmax32-f16", "--reduce", "max",
-                              "--sweep", "attend_budget=256,512", "--sweep", "may=none,logical", "--kv-dtype", "bf16", "--block-code", "int8", "--threads", "2"});
+    const Command c = parsed({"compare",      "model",
+                              "--file",       "text",
+                              "--tokens",     "900",
+                              "--last",       "16",
+                              "--block",      "32",
+                              "--summary",    "minmax32-f16",
+                              "--reduce",     "max",
+                              "--sweep",      "attend_budget=256,512",
+                              "--sweep",      "may=none,logical",
+                              "--kv-dtype",   "bf16",
+                              "--block-code", "int8",
+                              "--threads",    "2"});
     EXPECT_EQ(c.verb, Verb::kCompare);
     EXPECT_EQ(c.tokens, 900);
     EXPECT_EQ(c.last, 16);
@@ -124,7 +144,8 @@ TEST(CommandLine, OptionsReachTheCommand)
     EXPECT_EQ(config(c.settings).dtype, oasis::DType::kBF16);
     EXPECT_EQ(config(c.settings).block_code, oasis::BlockCode::kInt8);
     EXPECT_EQ(config(c.settings).reduction, oasis::GroupReduction::kMax);
-    const Command r = parsed({"run", "model", "--prompt", "hi", "--temp", "0.7", "--top-p", "0.9", "--seed", "7", "--max-tokens", "3", "--chat"});
+    const Command r = parsed({"run", "model", "--prompt", "hi", "--temp", "0.7", "--top-p", "0.9", "--seed", "7",
+                              "--max-tokens", "3", "--chat"});
     EXPECT_EQ(r.verb, Verb::kRun);
     EXPECT_TRUE(r.chat);
     EXPECT_DOUBLE_EQ(r.top_p, 0.9);
@@ -136,7 +157,8 @@ TEST(CommandLine, UsageErrorsNameTheValue)
     EXPECT_THAT(refused({"compare", "m", "--file", "f", "--attend-budget", "many"}), HasSubstr("many"));
     EXPECT_THAT(refused({"compare", "m", "--file", "f", "--sweep", "colour=red"}), HasSubstr("colour"));
     EXPECT_THAT(refused({"compare", "m", "--file", "f", "--tokens", "100", "--last", "100"}), HasSubstr("100"));
-    EXPECT_THAT(refused({"compare", "m", "--file", "f", "--block", "16", "--summary", "spread32-int4"}), HasSubstr("32"));
+    EXPECT_THAT(refused({"compare", "m", "--file", "f", "--block", "16", "--summary", "spread32-int4"}),
+                HasSubstr("32"));
     EXPECT_THAT(refused({"compare", "m"}), HasSubstr("--file"));
     EXPECT_THAT(refused({"dance"}), HasSubstr("dance"));
     EXPECT_THAT(refused({"run", "m"}), HasSubstr("--prompt"));

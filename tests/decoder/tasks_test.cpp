@@ -28,19 +28,22 @@ protected:
         std::ofstream(folder_ / name, std::ios::binary) << content;
         return folder_ / name;
     }
-    static std::string line(const std::string& id) { return R"({"id":")" + id + R"(","task":"list","length":2048,"prompt":"P )" + id + R"(","answer":"A"})"; }
+    static std::string line(const std::string& id)
+    {
+        return R"({"id":")" + id + R"(","task":"list","length":2048,"prompt":"P )" + id + R"(","answer":"A"})";
+    }
     static std::string pack(const std::string& text)
     {
         std::string out(lzma_stream_buffer_bound(text.size()), '\0');
         std::size_t size = 0;
-        EXPECT_EQ(lzma_easy_buffer_encode(1, LZMA_CHECK_CRC64, nullptr, reinterpret_cast<const std::uint8_t*>(text.data()), text.size(),
+        EXPECT_EQ(lzma_easy_buffer_encode(1, LZMA_CHECK_CRC64, nullptr,
+                                          reinterpret_cast<const std::uint8_t*>(text.data()), text.size(),
                                           reinterpret_cast<std::uint8_t*>(out.data()), &size, out.size()),
                   LZMA_OK);
         out.resize(size);
         return out;
     }
-    template <class Call>
-    static std::string error_of(const Call& call)
+    template <class Call> static std::string error_of(const Call& call)
     {
         try {
             call();
@@ -50,8 +53,9 @@ protected:
         return "no error";
     }
 
-    std::filesystem::path folder_ = std::filesystem::path(testing::TempDir()) /
-                                    (std::string("tasks_") + testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::path folder_ =
+        std::filesystem::path(testing::TempDir()) /
+        (std::string("tasks_") + testing::UnitTest::GetInstance()->current_test_info()->name());
 };
 
 TEST_F(TaskFiles, PlainAndPackedAreTheSame)
@@ -85,7 +89,9 @@ TEST_F(TaskFiles, BadLinesNameFileLineAndField)
 
 TEST_F(TaskFiles, BadFiles)
 {
-    const auto why = [](const std::filesystem::path& path) { return error_of([&] { static_cast<void>(read_tasks(path)); }); };
+    const auto why = [](const std::filesystem::path& path) {
+        return error_of([&] { static_cast<void>(read_tasks(path)); });
+    };
     EXPECT_THAT(why(folder_ / "absent.jsonl"), HasSubstr("cannot be opened"));
     EXPECT_THAT(why(folder_), HasSubstr("folder"));
     EXPECT_THAT(why(write("empty.jsonl", "")), HasSubstr("no tasks"));
@@ -98,17 +104,21 @@ TEST_F(TaskFiles, BadFiles)
     EXPECT_THAT(why(write("flipped.jsonl.xz", flipped)), HasSubstr("broken xz"));
     // A few bytes that unpack to much more than is allowed.
     const auto bomb = write("bomb.xz", pack(std::string(std::size_t{8} << 20, 'x')));
-    EXPECT_THAT(error_of([&] { static_cast<void>(read_text(bomb, std::size_t{1} << 20)); }), HasSubstr("more than 1048576 bytes"));
+    EXPECT_THAT(error_of([&] { static_cast<void>(read_text(bomb, std::size_t{1} << 20)); }),
+                HasSubstr("more than 1048576 bytes"));
 }
 
 TEST_F(TaskFiles, ItemsPickLinesFromFilesBesideThem)
 {
     write("t.jsonl.xz", pack(line("a") + "\n" + line("b") + "\n"));
-    const auto items = read_items(write("items.json", R"([{"file":"t.jsonl.xz","line":2,"id":"b"},{"file":"t.jsonl.xz","line":1}])"));
+    const auto items =
+        read_items(write("items.json", R"([{"file":"t.jsonl.xz","line":2,"id":"b"},{"file":"t.jsonl.xz","line":1}])"));
     ASSERT_EQ(items.size(), 2U);
     EXPECT_EQ(items[0].id, "b");
     EXPECT_EQ(items[1].id, "a");
-    const auto why = [&](const std::string& text) { return error_of([&] { static_cast<void>(read_items(write("bad.json", text))); }); };
+    const auto why = [&](const std::string& text) {
+        return error_of([&] { static_cast<void>(read_items(write("bad.json", text))); });
+    };
     EXPECT_THAT(why(R"([{"file":"t.jsonl.xz","line":3}])"), HasSubstr("line 3"));
     EXPECT_THAT(why(R"([{"file":"t.jsonl.xz","line":0}])"), HasSubstr("line 0"));
     EXPECT_THAT(why(R"([{"file":"t.jsonl.xz","line":1,"id":"b"}])"), HasSubstr("is 'a', not 'b'"));
@@ -162,7 +172,8 @@ TEST_P(Generated, TheAnswerStandsInThePromptOnceAndFarFromTheQuestion)
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Generated, testing::ValuesIn(generated_tasks()), [](const auto& task) { return task.param; });
+INSTANTIATE_TEST_SUITE_P(All, Generated, testing::ValuesIn(generated_tasks()),
+                         [](const auto& task) { return task.param; });
 
 TEST(Generator, KvDenseAnswersFollowFromItsRecords)
 {
@@ -210,7 +221,9 @@ TEST(Generator, ListIsInOrderAndJsonLinesParse)
     const auto list = lines(generate_task("list", 2048, 5, 0, rough_count).answer);
     ASSERT_EQ(list.size(), 12U);
     EXPECT_THAT(list[11], StartsWith("12: "));
-    for (const auto& line : lines(generate_task("json", 2048, 5, 0, rough_count).answer)) { EXPECT_EQ(nlohmann::json::parse(line).size(), 4U); }
+    for (const auto& line : lines(generate_task("json", 2048, 5, 0, rough_count).answer)) {
+        EXPECT_EQ(nlohmann::json::parse(line).size(), 4U);
+    }
 }
 
 TEST(Generator, Specs)
@@ -221,7 +234,9 @@ TEST(Generator, Specs)
     EXPECT_EQ(specs[0].length, 2048);
     EXPECT_EQ(specs[0].items, 3);
     EXPECT_EQ(specs[1].length, 4096);
-    for (const char* bad : {"", "json:", "json:0", "json:10:x", "json,", "poem"}) { EXPECT_THROW(static_cast<void>(parse_generate(bad)), oasis::InvalidArgument) << bad; }
+    for (const char* bad : {"", "json:", "json:0", "json:10:x", "json,", "poem"}) {
+        EXPECT_THROW(static_cast<void>(parse_generate(bad)), oasis::InvalidArgument) << bad;
+    }
 }
 
 } // namespace

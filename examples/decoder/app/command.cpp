@@ -36,7 +36,9 @@ MODEL is a GGUF file or a folder with config.json, tokenizer.json and safetensor
 void add_settings(CLI::App& app, Settings& settings)
 {
     for (const SettingInfo& info : setting_infos()) {
-        app.add_option_function<std::string>(fmt::format("--{}", info.name), [&settings, &info](const std::string& value) { info.set(settings, value); }, info.help)
+        app.add_option_function<std::string>(
+               fmt::format("--{}", info.name),
+               [&settings, &info](const std::string& value) { info.set(settings, value); }, info.help)
             ->type_name(info.form)
             ->default_str(info.get(Settings{}))
             ->group("Cache");
@@ -47,7 +49,9 @@ void add_common(CLI::App& app, Command& command)
 {
     app.add_option("MODEL", command.model, "GGUF file or model folder")->required();
     add_settings(app, command.settings);
-    app.add_option("--threads", command.threads, "threads; 0: one per processor")->check(CLI::Range(0, 1024))->type_name("N");
+    app.add_option("--threads", command.threads, "threads; 0: one per processor")
+        ->check(CLI::Range(0, 1024))
+        ->type_name("N");
     app.add_option("--json", command.json, "write every option and result there")->type_name("FILE");
     app.add_flag("--dry-run", command.dry_run, "say what memory it would take, and end");
 }
@@ -63,11 +67,15 @@ void add_measure(CLI::App& app, Command& command)
         ->type_name("NAME=V,V")
         ->expected(1)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    app.add_option("--rows", command.rows, "tokens per step, 1 to 8")->check(CLI::Range(1, static_cast<int>(oasis::kMaxVerifyRows)))->type_name("N");
+    app.add_option("--rows", command.rows, "tokens per step, 1 to 8")
+        ->check(CLI::Range(1, static_cast<int>(oasis::kMaxVerifyRows)))
+        ->type_name("N");
     app.add_option_function<std::string>(
            "--measure-mass",
            [&command](const std::string& text) {
-               if (text != "on" && text != "off") { throw UsageError(fmt::format("--measure-mass '{}': expected on or off", text)); }
+               if (text != "on" && text != "off") {
+                   throw UsageError(fmt::format("--measure-mass '{}': expected on or off", text));
+               }
                command.measure_mass = text == "on";
            },
            "compute the true attention mass that was read: exact and slow; on, off")
@@ -78,17 +86,28 @@ void add_run(CLI::App& app, Command& command)
 {
     add_common(app, command);
     app.add_option("--prompt", command.prompt, "the prompt; after --file, what follows the text")->type_name("TEXT");
-    app.add_option("--file", command.file, "a text that the prompt begins with; - is standard input")->type_name("FILE");
-    app.add_option("--tokens", command.tokens, "cut the file's text to N tokens")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))->type_name("N");
+    app.add_option("--file", command.file, "a text that the prompt begins with; - is standard input")
+        ->type_name("FILE");
+    app.add_option("--tokens", command.tokens, "cut the file's text to N tokens")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
+        ->type_name("N");
     app.add_flag("--chat", command.chat, "put the prompt into the model's chat form");
     app.add_option("--seed", command.seed, "seed of the sampling")->type_name("N");
-    app.add_option("--temp", command.temperature, "temperature; 0: the likeliest token")->check(CLI::Range(0.0, 100.0))->type_name("T");
-    app.add_option("--top-p", command.top_p, "sample from the likeliest tokens that make up this share")->check(CLI::Range(0.0, 1.0))->type_name("P");
-    app.add_option("--max-tokens", command.max_tokens, "tokens to write at most")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))->type_name("N");
+    app.add_option("--temp", command.temperature, "temperature; 0: the likeliest token")
+        ->check(CLI::Range(0.0, 100.0))
+        ->type_name("T");
+    app.add_option("--top-p", command.top_p, "sample from the likeliest tokens that make up this share")
+        ->check(CLI::Range(0.0, 1.0))
+        ->type_name("P");
+    app.add_option("--max-tokens", command.max_tokens, "tokens to write at most")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
+        ->type_name("N");
     app.add_option_function<std::string>(
            "--dense-column",
            [&command](const std::string& text) {
-               if (text != "on" && text != "off") { throw UsageError(fmt::format("--dense-column '{}': expected on or off", text)); }
+               if (text != "on" && text != "off") {
+                   throw UsageError(fmt::format("--dense-column '{}': expected on or off", text));
+               }
                command.dense_column = text == "on";
            },
            "repeat the decoding with dense attention, to compare; on, off")
@@ -100,10 +119,13 @@ void add_compare(CLI::App& app, Command& command)
     add_common(app, command);
     add_measure(app, command);
     app.add_option("--file", command.file, "the text; - is standard input")->required()->type_name("FILE");
-    app.add_option("--tokens", command.tokens, "length of the text in tokens; default 7600, or the whole text if shorter")
+    app.add_option("--tokens", command.tokens,
+                   "length of the text in tokens; default 7600, or the whole text if shorter")
         ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 40))
         ->type_name("N");
-    app.add_option("--last", command.last, "tokens at its end that are decoded step by step")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))->type_name("N");
+    app.add_option("--last", command.last, "tokens at its end that are decoded step by step")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+        ->type_name("N");
 }
 
 void add_eval(CLI::App& app, Command& command)
@@ -112,8 +134,12 @@ void add_eval(CLI::App& app, Command& command)
     add_measure(app, command);
     app.add_option("--tasks", command.tasks, "tasks with answers, .jsonl or .jsonl.xz")->type_name("FILE");
     app.add_option("--items", command.items, "a JSON list of {file, line} that picks tasks")->type_name("FILE");
-    app.add_option("--generate", command.generate, "random tasks: TASK[:LENGTH[:ITEMS]],...; TASK is kv_dense, vartrack, json, list, multikey or all")->type_name("SPEC");
-    app.add_option("--max-items", command.max_items, "stop after N tasks")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))->type_name("N");
+    app.add_option("--generate", command.generate,
+                   "random tasks: TASK[:LENGTH[:ITEMS]],...; TASK is kv_dense, vartrack, json, list, multikey or all")
+        ->type_name("SPEC");
+    app.add_option("--max-items", command.max_items, "stop after N tasks")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
+        ->type_name("N");
     app.add_option("--seed", command.seed, "seed of the generated tasks")->type_name("N");
 }
 
@@ -123,7 +149,8 @@ void check(const Command& command)
         if (!holds) { throw UsageError(text); }
     };
     if (command.verb == Verb::kRun) {
-        need(!command.prompt.empty() || !command.file.empty(), "run needs a text: give --prompt TEXT or --file FILE (an empty prompt cannot be continued)");
+        need(!command.prompt.empty() || !command.file.empty(),
+             "run needs a text: give --prompt TEXT or --file FILE (an empty prompt cannot be continued)");
         need(!command.chat || !command.prompt.empty(), "--chat needs --prompt TEXT");
     }
     if (command.verb == Verb::kEval) {
@@ -158,21 +185,24 @@ Parsed parse_command(std::span<const std::string> arguments)
 {
     Command command;
     CLI::App app("oasis-decode: decode with a KV cache that is larger than fast memory.", "oasis-decode");
-    app.set_version_flag("--version", fmt::format("oasis-decode {}.{}.{}", OASIS_VERSION_MAJOR, OASIS_VERSION_MINOR, OASIS_VERSION_PATCH));
+    app.set_version_flag("--version", fmt::format("oasis-decode {}.{}.{}", OASIS_VERSION_MAJOR, OASIS_VERSION_MINOR,
+                                                  OASIS_VERSION_PATCH));
     app.footer(kExamples);
     app.require_subcommand(1);
     CLI::App* const inspect_app = app.add_subcommand("inspect", "what a model is and what its KV cache takes");
     add_common(*inspect_app, command);
     CLI::App* const run_app = app.add_subcommand("run", "write text, and say what the cache did");
     add_run(*run_app, command);
-    CLI::App* const compare_app = app.add_subcommand("compare", "how far sparse decoding strays from dense decoding on a text");
+    CLI::App* const compare_app =
+        app.add_subcommand("compare", "how far sparse decoding strays from dense decoding on a text");
     add_compare(*compare_app, command);
     CLI::App* const eval_app = app.add_subcommand("eval", "tasks with known answers, dense against sparse");
     add_eval(*eval_app, command);
     if (arguments.empty()) { return {.exit_code = 0, .text = app.help()}; }
     try {
         if (!arguments.front().starts_with("-") && !is_command(app, arguments.front())) {
-            throw UsageError(fmt::format("unknown command '{}': expected inspect, run, compare or eval", arguments.front()));
+            throw UsageError(
+                fmt::format("unknown command '{}': expected inspect, run, compare or eval", arguments.front()));
         }
         std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
         app.parse(reversed);

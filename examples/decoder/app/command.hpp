@@ -22,15 +22,15 @@ struct Command {
     std::filesystem::path model;
     Settings settings{};
     std::vector<Sweep> sweeps{};
-    std::int32_t threads = 0;             ///< 0: one per processor
+    std::int32_t threads = 0;                  ///< 0: one per processor
     std::int32_t rows = oasis::kMaxVerifyRows; ///< verify rows of a step when the tokens are known
-    std::optional<bool> measure_mass{};   ///< default: compare yes, else no
+    std::optional<bool> measure_mass{};        ///< default: compare yes, else no
     std::filesystem::path json{};
     bool dry_run = false;
 
-    std::filesystem::path file{};         ///< run, compare: the text; "-": standard input
-    std::int64_t tokens = 0;              ///< run, compare: the text is cut there; 0: run does not cut, compare takes 7,600
-    std::int64_t last = 256;              ///< compare: decoded at the end of it
+    std::filesystem::path file{}; ///< run, compare: the text; "-": standard input
+    std::int64_t tokens = 0;      ///< run, compare: the text is cut there; 0: run does not cut, compare takes 7,600
+    std::int64_t last = 256;      ///< compare: decoded at the end of it
 
     std::string prompt{};
     bool chat = false;
@@ -43,7 +43,7 @@ struct Command {
     std::filesystem::path tasks{};
     std::filesystem::path items{};
     std::string generate{};
-    std::int64_t max_items = 0;           ///< 0: all
+    std::int64_t max_items = 0; ///< 0: all
 };
 
 /// The command, or what to print and the exit code.

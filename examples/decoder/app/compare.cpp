@@ -22,11 +22,16 @@ std::vector<oasis::TokenId> read_ids(const Command& command, const Tokenizer& to
     std::vector<oasis::TokenId> ids = tokenizer.encode_prompt(read_input(command.file));
     const auto found = static_cast<std::int64_t>(ids.size());
     if (command.tokens > found) {
-        throw oasis::Error(fmt::format("{}: has {} tokens, --tokens asks for {}", command.file.string(), found, command.tokens));
+        throw oasis::Error(
+            fmt::format("{}: has {} tokens, --tokens asks for {}", command.file.string(), found, command.tokens));
     }
     const std::int64_t wanted = command.tokens > 0 ? command.tokens : std::min({found, kDefaultTokens, context});
-    if (wanted > context) { throw oasis::Error(fmt::format("--tokens {}: the model's context is {} tokens", wanted, context)); }
-    if (command.last >= wanted) { throw oasis::Error(fmt::format("--last {}: must be less than the text's {} tokens", command.last, wanted)); }
+    if (wanted > context) {
+        throw oasis::Error(fmt::format("--tokens {}: the model's context is {} tokens", wanted, context));
+    }
+    if (command.last >= wanted) {
+        throw oasis::Error(fmt::format("--last {}: must be less than the text's {} tokens", command.last, wanted));
+    }
     ids.resize(static_cast<std::size_t>(wanted));
     return ids;
 }
@@ -44,7 +49,10 @@ Reference run_dense(Engine& engine, const Command& command, const std::vector<oa
     const auto context = static_cast<std::int64_t>(ids.size());
     const std::span<const oasis::TokenId> all(ids);
     const std::size_t prefix = ids.size() - static_cast<std::size_t>(command.last);
-    Reference out{KvStore(engine.config().shape(), static_cast<std::int64_t>(prefix)), {all.begin() + static_cast<std::ptrdiff_t>(prefix), all.end()}, {}, {}};
+    Reference out{KvStore(engine.config().shape(), static_cast<std::int64_t>(prefix)),
+                  {all.begin() + static_cast<std::ptrdiff_t>(prefix), all.end()},
+                  {},
+                  {}};
     Session session(engine, dense_config(command.settings, engine.config().shape(), context, kChunkRows));
     Progress progress("dense: token", context);
     session.prefill(all.first(prefix), &out.prompt, [&](std::int64_t tokens) { progress.advance(tokens); });
@@ -61,16 +69,18 @@ struct Outcome {
     Usage usage;
 };
 
-Outcome run_sparse(Engine& engine, const SparseCache& cache, const Command& command, const Reference& reference, Progress& progress)
+Outcome run_sparse(Engine& engine, const SparseCache& cache, const Command& command, const Reference& reference,
+                   Progress& progress)
 {
     Outcome out;
     Session session(engine, cache.config, cache.decode_fast_bytes);
     session.ingest(reference.prompt);
-    out.usage = decode_forced(session, reference.rows, command.rows, [&](std::size_t row, std::span<const float> logits) {
-        const std::int32_t next = row + 1 < reference.rows.size() ? reference.rows[row + 1] : -1;
-        out.rows.add(std::span(reference.logits).subspan(row * logits.size(), logits.size()), logits, next);
-        progress.advance();
-    });
+    out.usage =
+        decode_forced(session, reference.rows, command.rows, [&](std::size_t row, std::span<const float> logits) {
+            const std::int32_t next = row + 1 < reference.rows.size() ? reference.rows[row + 1] : -1;
+            out.rows.add(std::span(reference.logits).subspan(row * logits.size(), logits.size()), logits, next);
+            progress.advance();
+        });
     return out;
 }
 
@@ -109,14 +119,15 @@ void compare(const Command& command, const CacheMaker& maker)
     if (command.dry_run) {
         const ModelHead head = read_head(command.model);
         const auto ids = read_ids(command, head.tokenizer, head.config.context);
-        print_memory_plan(command, maker, head.config, static_cast<std::int64_t>(ids.size()), true);
+        print_memory_plan(command, maker, head, static_cast<std::int64_t>(ids.size()), true);
         return;
     }
     const std::unique_ptr<Engine> engine = open_engine(command, maker);
     const auto ids = read_ids(command, engine->model->tokenizer, engine->config().context);
     Report report = new_report("compare", command, *engine);
     report["options"]["tokens"] = ids.size();
-    Table table({"summary", "block", "attend", "fetch", "ppl ratio", "KL", "top-1", "captured", "attended", "fetched", "resident"});
+    Table table({"summary", "block", "attend", "fetch", "ppl ratio", "KL", "top-1", "captured", "attended", "fetched",
+                 "resident"});
     double dense_perplexity = 0;
     try {
         const Reference reference = run_dense(*engine, command, ids);
@@ -126,7 +137,8 @@ void compare(const Command& command, const CacheMaker& maker)
         Progress progress("sparse: token", static_cast<std::int64_t>(settings.size()) * command.last);
         for (const Settings& s : settings) {
             progress.note(short_name(s));
-            const SparseCache cache = sparse_cache(command, s, maker, engine->config().shape(), static_cast<std::int64_t>(ids.size()));
+            const SparseCache cache =
+                sparse_cache(command, s, maker, engine->config().shape(), static_cast<std::int64_t>(ids.size()));
             const Outcome outcome = run_sparse(*engine, cache, command, reference, progress);
             dense_perplexity = outcome.rows.dense_perplexity();
             table.add(table_row(s, outcome));

@@ -20,8 +20,8 @@ namespace {
 /// Answers of one kind of item under one configuration.
 struct Tally {
     std::size_t items = 0;
-    std::size_t exact = 0;        ///< every row's likeliest token is the answer's, end mark included
-    std::size_t as_dense = 0;     ///< every row's likeliest token is the dense run's
+    std::size_t exact = 0;    ///< every row's likeliest token is the answer's, end mark included
+    std::size_t as_dense = 0; ///< every row's likeliest token is the dense run's
     std::size_t tokens = 0;
     std::size_t right_tokens = 0;
 
@@ -56,7 +56,9 @@ struct Score {
     void add(const Cell& cell, const Tally& tally, const Usage& usage)
     {
         cells[cell].add(tally);
-        for (const auto& [mean, value] : {std::pair{&captured, usage.captured_mass}, {&attended, usage.attended_tokens}, {&fetched, usage.fetched_tokens},
+        for (const auto& [mean, value] : {std::pair{&captured, usage.captured_mass},
+                                          {&attended, usage.attended_tokens},
+                                          {&fetched, usage.fetched_tokens},
                                           {&resident, usage.resident_at_use}}) {
             if (value == value) { mean->add(value); }
         }
@@ -69,8 +71,8 @@ struct Score {
 
 struct Item {
     Cell cell;
-    std::vector<oasis::TokenId> prefix; ///< the prompt without its last token
-    std::vector<oasis::TokenId> rows;   ///< its last token, then the answer
+    std::vector<oasis::TokenId> prefix;   ///< the prompt without its last token
+    std::vector<oasis::TokenId> rows;     ///< its last token, then the answer
     std::vector<oasis::TokenId> expected; ///< the answer, then the end mark
 
     std::int64_t context() const noexcept { return static_cast<std::int64_t>(prefix.size() + rows.size()); }
@@ -80,7 +82,9 @@ struct Item {
 Item tokenise(const Task& task, const Tokenizer& tokenizer, const ModelConfig& config)
 {
     Item out{{task.task, task.length}, tokenizer.encode_prompt(task.prompt), {}, tokenizer.encode(task.answer)};
-    if (out.prefix.empty() || out.expected.empty()) { throw oasis::Error(fmt::format("{}: the prompt or the answer has no tokens", task.id)); }
+    if (out.prefix.empty() || out.expected.empty()) {
+        throw oasis::Error(fmt::format("{}: the prompt or the answer has no tokens", task.id));
+    }
     out.rows.push_back(out.prefix.back());
     out.prefix.pop_back();
     out.rows.insert(out.rows.end(), out.expected.begin(), out.expected.end());
@@ -90,7 +94,8 @@ Item tokenise(const Task& task, const Tokenizer& tokenizer, const ModelConfig& c
         out.rows.pop_back();
     }
     if (out.context() > config.context) {
-        throw oasis::Error(fmt::format("{}: {} tokens with its answer, the model's context is {}", task.id, out.context(), config.context));
+        throw oasis::Error(fmt::format("{}: {} tokens with its answer, the model's context is {}", task.id,
+                                       out.context(), config.context));
     }
     return out;
 }
@@ -106,11 +111,14 @@ std::vector<Task> load_tasks(const Command& command, const Tokenizer& tokenizer)
         const TokenCount count = [&](std::string_view text) { return tokenizer.encode(text).size(); };
         for (const GenerateSpec& spec : parse_generate(command.generate)) {
             for (std::int32_t i = 0; i < spec.items; ++i) {
-                out.push_back(generate_task(spec.task, spec.length, command.seed, static_cast<std::uint64_t>(i), count));
+                out.push_back(
+                    generate_task(spec.task, spec.length, command.seed, static_cast<std::uint64_t>(i), count));
             }
         }
     }
-    if (command.max_items > 0 && command.max_items < static_cast<std::int64_t>(out.size())) { out.resize(static_cast<std::size_t>(command.max_items)); }
+    if (command.max_items > 0 && command.max_items < static_cast<std::int64_t>(out.size())) {
+        out.resize(static_cast<std::size_t>(command.max_items));
+    }
     return out;
 }
 
@@ -120,7 +128,8 @@ struct Evaluation {
     std::int64_t items = 0;
 };
 
-void add_row(Tally& tally, std::size_t choice, std::size_t dense_choice, oasis::TokenId expected, bool& exact, bool& as_dense)
+void add_row(Tally& tally, std::size_t choice, std::size_t dense_choice, oasis::TokenId expected, bool& exact,
+             bool& as_dense)
 {
     const bool right = choice == static_cast<std::size_t>(expected);
     ++tally.tokens;
@@ -131,22 +140,26 @@ void add_row(Tally& tally, std::size_t choice, std::size_t dense_choice, oasis::
 
 /// `check` gets the logits of each row beside the dense ones.
 template <class Check>
-void score_item(Session& session, const Command& command, const Item& item, const std::vector<std::size_t>& dense_choices, Score& score, const Check& check)
+void score_item(Session& session, const Command& command, const Item& item,
+                const std::vector<std::size_t>& dense_choices, Score& score, const Check& check)
 {
     Tally tally{.items = 1};
     bool exact = true;
     bool as_dense = true;
-    const Usage usage = decode_forced(session, item.rows, command.rows, [&](std::size_t row, std::span<const float> logits) {
-        const std::size_t choice = argmax(logits);
-        check(row, logits);
-        add_row(tally, choice, dense_choices.empty() ? choice : dense_choices[row], item.expected[row], exact, as_dense);
-    });
+    const Usage usage =
+        decode_forced(session, item.rows, command.rows, [&](std::size_t row, std::span<const float> logits) {
+            const std::size_t choice = argmax(logits);
+            check(row, logits);
+            add_row(tally, choice, dense_choices.empty() ? choice : dense_choices[row], item.expected[row], exact,
+                    as_dense);
+        });
     tally.exact = exact ? 1 : 0;
     tally.as_dense = as_dense ? 1 : 0;
     score.add(item.cell, tally, usage);
 }
 
-void evaluate_item(Engine& engine, const Command& command, std::span<const Settings> settings, const CacheMaker& maker, const Item& item, Evaluation& to, Progress& progress)
+void evaluate_item(Engine& engine, const Command& command, std::span<const Settings> settings, const CacheMaker& maker,
+                   const Item& item, Evaluation& to, Progress& progress)
 {
     const oasis::ModelShape shape = engine.config().shape();
     KvStore prompt(shape, static_cast<std::int64_t>(item.prefix.size()));
@@ -156,7 +169,8 @@ void evaluate_item(Engine& engine, const Command& command, std::span<const Setti
         Session session(engine, dense_config(command.settings, shape, item.context(), kChunkRows));
         session.prefill(item.prefix, &prompt, [&](std::int64_t tokens) { progress.advance(tokens); });
         score_item(session, command, item, {}, to.dense, [&](std::size_t row, std::span<const float> logits) {
-            std::copy(logits.begin(), logits.end(), reference.begin() + static_cast<std::ptrdiff_t>(row * logits.size()));
+            std::copy(logits.begin(), logits.end(),
+                      reference.begin() + static_cast<std::ptrdiff_t>(row * logits.size()));
             choices[row] = argmax(logits);
         });
     }
@@ -185,12 +199,14 @@ std::string interval_text(const Tally& tally)
 
 void print(const Evaluation& evaluation, std::span<const Settings> settings)
 {
-    Table totals({"configuration", "exact", "95 % interval", "as dense", "tokens", "KL", "captured", "attended", "fetched", "resident", "tokens/s"});
+    Table totals({"configuration", "exact", "95 % interval", "as dense", "tokens", "KL", "captured", "attended",
+                  "fetched", "resident", "tokens/s"});
     const auto add = [&](const std::string& name, const Score& score) {
         const Tally t = score.total();
-        totals.add({name, share_of(t.exact, t.items), interval_text(t), share_of(t.as_dense, t.items), percent(t.accuracy()), small_number(score.kl.value()),
-                    number(score.captured.value(), 3), number(score.attended.value(), 0), number(score.fetched.value(), 1), percent(score.resident.value()),
-                    number(ratio(static_cast<double>(score.rows), score.seconds), 1)});
+        totals.add({name, share_of(t.exact, t.items), interval_text(t), share_of(t.as_dense, t.items),
+                    percent(t.accuracy()), small_number(score.kl.value()), number(score.captured.value(), 3),
+                    number(score.attended.value(), 0), number(score.fetched.value(), 1),
+                    percent(score.resident.value()), number(ratio(static_cast<double>(score.rows), score.seconds), 1)});
     };
     add("dense", evaluation.dense);
     for (std::size_t i = 0; i < settings.size(); ++i) { add(short_name(settings[i]), evaluation.sparse[i]); }
@@ -198,7 +214,8 @@ void print(const Evaluation& evaluation, std::span<const Settings> settings)
     Table cells({"task", "length", "configuration", "exact", "95 % interval", "as dense", "tokens"});
     for (const auto& [cell, dense] : evaluation.dense.cells) {
         const auto add_cell = [&](const std::string& name, const Tally& t) {
-            cells.add({cell.first, std::to_string(cell.second), name, share_of(t.exact, t.items), interval_text(t), share_of(t.as_dense, t.items), percent(t.accuracy())});
+            cells.add({cell.first, std::to_string(cell.second), name, share_of(t.exact, t.items), interval_text(t),
+                       share_of(t.as_dense, t.items), percent(t.accuracy())});
         };
         add_cell("dense", dense);
         for (std::size_t i = 0; i < settings.size(); ++i) {
@@ -212,9 +229,12 @@ void print(const Evaluation& evaluation, std::span<const Settings> settings)
 Report to_report(const Tally& tally)
 {
     const Interval interval = wilson(tally.exact, tally.items);
-    return {{"items", tally.items},           {"exact", tally.exact},
-            {"exact_low", interval.low},      {"exact_high", interval.high},
-            {"exact_as_dense", tally.as_dense}, {"answer_tokens", tally.tokens},
+    return {{"items", tally.items},
+            {"exact", tally.exact},
+            {"exact_low", interval.low},
+            {"exact_high", interval.high},
+            {"exact_as_dense", tally.as_dense},
+            {"answer_tokens", tally.tokens},
             {"answer_token_accuracy", tally.accuracy()}};
 }
 
@@ -224,8 +244,14 @@ Report to_report(const Score& score)
     out["ppl_ratio"] = std::exp(score.log_ratio.value());
     out["kl"] = score.kl.value();
     out["top1"] = score.top1.value();
-    add_usage(out, {.rows = score.rows, .seconds = score.seconds, .captured_mass = score.captured.value(), .attended_tokens = score.attended.value(),
-                    .fetched_tokens = score.fetched.value(), .resident_at_use = score.resident.value(), .fast_bytes = score.fast_bytes, .slow_bytes = score.slow_bytes});
+    add_usage(out, {.rows = score.rows,
+                    .seconds = score.seconds,
+                    .captured_mass = score.captured.value(),
+                    .attended_tokens = score.attended.value(),
+                    .fetched_tokens = score.fetched.value(),
+                    .resident_at_use = score.resident.value(),
+                    .fast_bytes = score.fast_bytes,
+                    .slow_bytes = score.slow_bytes});
     out["tasks"] = Report::array();
     for (const auto& [cell, tally] : score.cells) {
         Report entry = {{"task", cell.first}, {"length", cell.second}};
@@ -239,8 +265,10 @@ void dry_run(const Command& command, const CacheMaker& maker)
 {
     const ModelHead head = read_head(command.model);
     std::int64_t longest = 0;
-    for (const Task& task : load_tasks(command, head.tokenizer)) { longest = std::max(longest, tokenise(task, head.tokenizer, head.config).context()); }
-    print_memory_plan(command, maker, head.config, longest, false);
+    for (const Task& task : load_tasks(command, head.tokenizer)) {
+        longest = std::max(longest, tokenise(task, head.tokenizer, head.config).context());
+    }
+    print_memory_plan(command, maker, head, longest, false);
 }
 
 } // namespace

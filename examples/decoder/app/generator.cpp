@@ -58,12 +58,14 @@ public:
     {
         std::int64_t reserved = 0;
         for (const auto& record : records) { reserved += cost(record + "\n"); }
-        const double gap = static_cast<double>(std::max<std::int64_t>(0, far_room() - reserved)) / static_cast<double>(records.size() + 1);
+        const double gap = static_cast<double>(std::max<std::int64_t>(0, far_room() - reserved)) /
+                           static_cast<double>(records.size() + 1);
         std::int64_t written = 0;
         for (std::size_t i = 0; i < records.size(); ++i) {
             while (static_cast<double>(used_ - written) + 60 < gap * static_cast<double>(i + 1) && filler()) {}
             const std::int64_t before = used_;
-            oasis::detail::expects(line(records[i]), "generate_task: ", room_ + kReserve, " tokens are too few for ", records.size(), " records");
+            oasis::detail::expects(line(records[i]), "generate_task: ", room_ + kReserve, " tokens are too few for ",
+                                   records.size(), " records");
             written += used_ - before;
         }
         while (filler()) {}
@@ -80,8 +82,7 @@ private:
 };
 
 /// Values nobody has asked for before.
-template <class Make>
-std::string fresh(std::set<std::string>& taken, const Make& make)
+template <class Make> std::string fresh(std::set<std::string>& taken, const Make& make)
 {
     for (;;) {
         std::string value = make();
@@ -104,7 +105,8 @@ std::vector<std::string> keys_of(const std::vector<Fact>& facts)
 /// `take` of the first `far` facts in random order.
 std::vector<Fact> choose(Random& random, std::vector<Fact> facts, std::size_t far, std::size_t take)
 {
-    oasis::detail::expects(far >= take, "generate_task: room for ", far, " records far enough before the question, ", take, " are needed");
+    oasis::detail::expects(far >= take, "generate_task: room for ", far, " records far enough before the question, ",
+                           take, " are needed");
     facts.resize(far);
     random.shuffle(facts);
     facts.resize(take);
@@ -123,15 +125,18 @@ void kv_dense(Writer& w, Task& task)
     w.line(fmt::format("All {}s:", what));
     while (w.has_room()) {
         const Fact fact{fresh(taken, [&] { return make_key(w.random, key_kind); }), make_value(w.random, value_kind)};
-        const std::array lines = {fmt::format("The {} of {} is {}.", what, fact.key, fact.value), fmt::format("Entry {}: {}", fact.key, fact.value),
-                                  fmt::format("- {}: {}", fact.key, fact.value), fmt::format("{} {}: {}", what, fact.key, fact.value)};
+        const std::array lines = {fmt::format("The {} of {} is {}.", what, fact.key, fact.value),
+                                  fmt::format("Entry {}: {}", fact.key, fact.value),
+                                  fmt::format("- {}: {}", fact.key, fact.value),
+                                  fmt::format("{} {}: {}", what, fact.key, fact.value)};
         const bool is_far = w.is_far();
         if (!w.line(lines[static_cast<std::size_t>(form)])) { break; }
         facts.push_back(fact);
         if (is_far) { ++far; }
     }
     const std::vector<Fact> asked = choose(w.random, facts, far, std::min<std::size_t>(12, far));
-    task.prompt = w.finish(fmt::format("Question: Report the {} for: {}\nAnswer:\n", what, fmt::join(keys_of(asked), ", ")));
+    task.prompt =
+        w.finish(fmt::format("Question: Report the {} for: {}\nAnswer:\n", what, fmt::join(keys_of(asked), ", ")));
     for (const auto& fact : asked) { task.answer += fmt::format("{}: {}\n", fact.key, fact.value); }
 }
 
@@ -146,10 +151,13 @@ void vartrack(Writer& w, Task& task)
     std::string first;
     for (int chain = 0; chain < chains; ++chain) {
         std::vector<std::string> names;
-        for (int i = 0; i <= hops; ++i) { names.push_back(fresh(taken, [&] { return make_key(w.random, key_kind); })); }
+        for (int i = 0; i <= hops; ++i) {
+            names.push_back(fresh(taken, [&] { return make_key(w.random, key_kind); }));
+        }
         names.push_back(make_value(w.random, 0));
         for (std::size_t i = 0; i + 1 < names.size(); ++i) {
-            const std::array lines = {fmt::format("let {} = {}", names[i], names[i + 1]), fmt::format("field {} = {}", names[i], names[i + 1]),
+            const std::array lines = {fmt::format("let {} = {}", names[i], names[i + 1]),
+                                      fmt::format("field {} = {}", names[i], names[i + 1]),
                                       fmt::format("Define {} = {};", names[i], names[i + 1])};
             records.push_back(lines[static_cast<std::size_t>(form)]);
             if (chain == 0) { task.answer += fmt::format("{} = {}\n", names[i], names[i + 1]); }
@@ -174,15 +182,17 @@ void json(Writer& w, Task& task)
     std::size_t far = 0;
     while (w.has_room()) {
         const std::string key = fresh(taken, [&] { return make_key(w.random, key_kind); });
-        const std::string record = fmt::format(R"({{"{}": "{}", "color": "{}", "code": "{}", "name": "{}"}})", id, key, w.random.pick(adjectives()),
-                                               make_value(w.random, 0), make_name(w.random));
+        const std::string record =
+            fmt::format(R"({{"{}": "{}", "color": "{}", "code": "{}", "name": "{}"}})", id, key,
+                        w.random.pick(adjectives()), make_value(w.random, 0), make_name(w.random));
         const bool is_far = w.is_far();
         if (!w.line(record)) { break; }
         facts.push_back({key, record});
         if (is_far) { ++far; }
     }
     const std::vector<Fact> asked = choose(w.random, facts, far, 3);
-    task.prompt = w.finish(fmt::format("Question: Return the full records with {} {}.\nAnswer:\n", id, fmt::join(keys_of(asked), ", ")));
+    task.prompt = w.finish(
+        fmt::format("Question: Return the full records with {} {}.\nAnswer:\n", id, fmt::join(keys_of(asked), ", ")));
     for (const auto& fact : asked) { task.answer += fact.value + "\n"; }
 }
 
@@ -214,7 +224,8 @@ void multikey(Writer& w, Task& task)
     }
     w.scatter(lines);
     const Fact& asked = facts[w.random.below(facts.size())];
-    task.prompt = w.finish(fmt::format("Question: What is the {} of {}?\nAnswer:\nEntry {}:", what, asked.key, asked.key));
+    task.prompt =
+        w.finish(fmt::format("Question: What is the {} of {}?\nAnswer:\nEntry {}:", what, asked.key, asked.key));
     task.answer = fmt::format(" {}\n", asked.value);
 }
 
@@ -223,15 +234,15 @@ struct Generator {
     void (*write)(Writer&, Task&);
 };
 
-constexpr std::array generators = {Generator{"kv_dense", kv_dense}, Generator{"vartrack", vartrack}, Generator{"json", json},
-                                   Generator{"list", list}, Generator{"multikey", multikey}};
+constexpr std::array generators = {Generator{"kv_dense", kv_dense}, Generator{"vartrack", vartrack},
+                                   Generator{"json", json}, Generator{"list", list}, Generator{"multikey", multikey}};
 
 std::int64_t positive(std::string_view text, std::string_view whole)
 {
     std::int64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    oasis::detail::expects(error == std::errc{} && end == text.data() + text.size() && value > 0 && value <= (1 << 24), "--generate '", whole, "': '",
-                           text, "' is no positive number");
+    oasis::detail::expects(error == std::errc{} && end == text.data() + text.size() && value > 0 && value <= (1 << 24),
+                           "--generate '", whole, "': '", text, "' is no positive number");
     return value;
 }
 
@@ -257,12 +268,15 @@ std::vector<GenerateSpec> parse_generate(std::string_view text)
             part.remove_prefix(colon + 1);
             const std::size_t second = part.find(':');
             spec.length = positive(part.substr(0, second), text);
-            if (second != std::string_view::npos) { spec.items = static_cast<std::int32_t>(positive(part.substr(second + 1), text)); }
+            if (second != std::string_view::npos) {
+                spec.items = static_cast<std::int32_t>(positive(part.substr(second + 1), text));
+            }
         }
         const std::vector<std::string> known = generated_tasks();
         const bool all = spec.task == "all";
-        oasis::detail::expects(all || std::find(known.begin(), known.end(), spec.task) != known.end(), "--generate '", text, "': unknown task '",
-                               spec.task, "': expected all or one of ", fmt::format("{}", fmt::join(known, ", ")));
+        oasis::detail::expects(all || std::find(known.begin(), known.end(), spec.task) != known.end(), "--generate '",
+                               text, "': unknown task '", spec.task, "': expected all or one of ",
+                               fmt::format("{}", fmt::join(known, ", ")));
         for (const auto& name : known) {
             if (all || name == spec.task) { out.push_back({name, spec.length, spec.items}); }
         }
@@ -271,10 +285,13 @@ std::vector<GenerateSpec> parse_generate(std::string_view text)
     }
 }
 
-Task generate_task(std::string_view name, std::int64_t length, std::uint64_t seed, std::uint64_t index, const TokenCount& count)
+Task generate_task(std::string_view name, std::int64_t length, std::uint64_t seed, std::uint64_t index,
+                   const TokenCount& count)
 {
-    oasis::detail::expects(length >= 1024, "generate_task: a prompt of ", length, " tokens is too short, expected at least 1024");
-    const auto it = std::find_if(generators.begin(), generators.end(), [&](const Generator& g) { return g.name == name; });
+    oasis::detail::expects(length >= 1024, "generate_task: a prompt of ", length,
+                           " tokens is too short, expected at least 1024");
+    const auto it =
+        std::find_if(generators.begin(), generators.end(), [&](const Generator& g) { return g.name == name; });
     oasis::detail::expects(it != generators.end(), "generate_task: unknown task '", name, "'");
     std::uint64_t mixed = mix(seed, index) ^ static_cast<std::uint64_t>(length);
     for (const char c : name) { mixed = mix(mixed, static_cast<unsigned char>(c)); }

@@ -10,7 +10,7 @@
 namespace oasis_decode {
 namespace {
 
-void print_model(const ModelConfig& c, std::size_t tokens)
+void print_model(const ModelConfig& c, std::size_t tokens, std::size_t weights)
 {
     put(fmt::format("architecture   {}\n"
                     "layers         {}\n"
@@ -19,9 +19,9 @@ void print_model(const ModelConfig& c, std::size_t tokens)
                     "vocabulary     {} ({} in the tokenizer)\n"
                     "context        {} tokens\n"
                     "RoPE           theta {:g}\n"
-                    "weights        {} as f32\n",
-                    c.architecture, c.layers, c.hidden, c.intermediate, c.q_heads, c.kv_heads, c.head_dim, c.vocab, tokens, c.context, c.rope_theta,
-                    bytes(static_cast<double>(weight_bytes(c)))));
+                    "weights        {}\n",
+                    c.architecture, c.layers, c.hidden, c.intermediate, c.q_heads, c.kv_heads, c.head_dim, c.vocab,
+                    tokens, c.context, c.rope_theta, bytes(static_cast<double>(weights))));
 }
 
 void print_contexts(const Command& command, const CacheMaker& maker, const ModelConfig& model)
@@ -36,7 +36,8 @@ void print_contexts(const Command& command, const CacheMaker& maker, const Model
         if (context == model.context) { break; }
         context = std::min(2 * context, model.context);
     }
-    put(fmt::format("\nKV cache in {}, {}\n\n{}", oasis::name(command.settings.kv_dtype), short_name(command.settings), table.text()));
+    put(fmt::format("\nKV cache in {}, {}\n\n{}", oasis::name(command.settings.kv_dtype), short_name(command.settings),
+                    table.text()));
 }
 
 } // namespace
@@ -45,17 +46,18 @@ void inspect(const Command& command, const CacheMaker& maker)
 {
     if (command.dry_run) {
         const ModelHead head = read_head(command.model);
-        print_memory_plan(command, maker, head.config, head.config.context, false);
+        print_memory_plan(command, maker, head, head.config.context, false);
         return;
     }
     // The whole model is loaded, so that what is broken is said here.
     const std::unique_ptr<Engine> engine = open_engine(command, maker);
     put(fmt::format("model          {}\nhash           {}\n", command.model.string(), engine->model->id));
-    print_model(engine->config(), engine->model->tokenizer.vocabulary());
+    const std::size_t weights = read_head(command.model).weight_bytes;
+    print_model(engine->config(), engine->model->tokenizer.vocabulary(), weights);
     print_contexts(command, maker, engine->config());
     Report report = new_report("inspect", command, *engine);
     report["warnings"] = engine->model->warnings;
-    report["weight_bytes"] = weight_bytes(engine->config());
+    report["weight_bytes"] = weights;
     write_report(command.json, report);
 }
 

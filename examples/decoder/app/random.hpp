@@ -33,11 +33,13 @@ public:
 
     std::uint64_t next() noexcept { return mix(seed_, counter_++); }
     /// Uniform in [0, bound), by multiplication; the bias is under bound / 2^32.
-    std::size_t below(std::size_t bound) noexcept { return static_cast<std::size_t>(((next() >> 32) * static_cast<std::uint64_t>(bound)) >> 32); }
+    std::size_t below(std::size_t bound) noexcept
+    {
+        return static_cast<std::size_t>(((next() >> 32) * static_cast<std::uint64_t>(bound)) >> 32);
+    }
     const char* pick(std::span<const char* const> words) noexcept { return words[below(words.size())]; }
 
-    template <class Value>
-    void shuffle(std::vector<Value>& values) noexcept
+    template <class Value> void shuffle(std::vector<Value>& values) noexcept
     {
         for (std::size_t i = values.size(); i > 1; --i) { std::swap(values[i - 1], values[below(i)]); }
     }

@@ -101,10 +101,17 @@ Report new_report(std::string_view verb, const Command& command, const Engine& e
     out["commit"] = OASIS_DECODE_COMMIT;
     out["command"] = verb;
     out["partial"] = false;
-    out["machine"] = {{"cpu", proc_line("/proc/cpuinfo", "model name")}, {"cores", std::thread::hardware_concurrency()}};
-    out["model"] = {{"name", command.model.filename().string()}, {"hash", engine.model->id},   {"architecture", config.architecture},
-                    {"layers", config.layers},                   {"q_heads", config.q_heads},  {"kv_heads", config.kv_heads},
-                    {"head_dim", config.head_dim},               {"vocabulary", config.vocab}, {"context", config.context}};
+    out["machine"] = {{"cpu", proc_line("/proc/cpuinfo", "model name")},
+                      {"cores", std::thread::hardware_concurrency()}};
+    out["model"] = {{"name", command.model.filename().string()},
+                    {"hash", engine.model->id},
+                    {"architecture", config.architecture},
+                    {"layers", config.layers},
+                    {"q_heads", config.q_heads},
+                    {"kv_heads", config.kv_heads},
+                    {"head_dim", config.head_dim},
+                    {"vocabulary", config.vocab},
+                    {"context", config.context}};
     out["options"] = options_json(command);
     out["configurations"] = Report::array();
     return out;
@@ -113,19 +120,26 @@ Report new_report(std::string_view verb, const Command& command, const Engine& e
 void write_report(const std::filesystem::path& path, const Report& report)
 {
     if (path.empty()) { return; }
-    std::filesystem::path part = path;
-    part += ".part";
-    std::ofstream out(part, std::ios::binary | std::ios::trunc);
+    // Only a regular file may be replaced: a device, a pipe or a link is written to as it is.
+    std::error_code ignored;
+    const auto kind = std::filesystem::symlink_status(path, ignored).type();
+    const bool replace = kind == std::filesystem::file_type::not_found || kind == std::filesystem::file_type::regular;
+    std::filesystem::path target = path;
+    if (replace) { target += ".part"; }
+    std::ofstream out(target, std::ios::binary | std::ios::trunc);
     // Text of a prompt may hold any bytes: what is no UTF-8 is replaced.
     out << report.dump(2, ' ', false, Report::error_handler_t::replace) << "\n";
     out.close();
-    if (!out) { throw oasis::Error(fmt::format("--json {}: cannot be written: {}", path.string(), std::strerror(errno))); }
-    std::filesystem::rename(part, path);
+    if (!out) {
+        throw oasis::Error(fmt::format("--json {}: cannot be written: {}", path.string(), std::strerror(errno)));
+    }
+    if (replace) { std::filesystem::rename(target, path); }
 }
 
 std::string short_name(const Settings& settings)
 {
-    return fmt::format("{}, block {}, {}/{}", settings.summary, settings.block, settings.attend_budget, settings.resolved_fetch());
+    return fmt::format("{}, block {}, {}/{}", settings.summary, settings.block, settings.attend_budget,
+                       settings.resolved_fetch());
 }
 
 std::size_t peak_memory() { return proc_kibibytes("/proc/self/status", "VmHWM"); }

@@ -22,7 +22,8 @@ Report to_json(const Settings& settings);
 /// Adds the measures of a stretch of decoding.
 void add_usage(Report& to, const Usage& usage);
 
-/// Replaces the file as a whole, so that a reader never sees half of it. An empty path: nothing.
+/// Replaces the file as a whole, so that a reader never sees half of it; devices, pipes and links are written to as they
+/// are. An empty path: nothing.
 void write_report(const std::filesystem::path& path, const Report& report);
 
 /// "spread2-int4, block 16, 2048/1024": a configuration in a few characters.

@@ -38,7 +38,8 @@ std::vector<oasis::TokenId> prompt_ids(const Command& command, const Tokenizer& 
     std::vector<oasis::TokenId> ids = command.chat ? encode_chat(tokenizer, messages) : tokenizer.encode_prompt(text);
     if (text.empty() || ids.empty()) { throw oasis::Error("the prompt is empty: there is nothing to continue"); }
     if (static_cast<std::int64_t>(ids.size()) >= context) {
-        throw oasis::Error(fmt::format("the prompt has {} tokens, the model's context is {}: cut it with --tokens", ids.size(), context));
+        throw oasis::Error(fmt::format("the prompt has {} tokens, the model's context is {}: cut it with --tokens",
+                                       ids.size(), context));
     }
     return ids;
 }
@@ -48,15 +49,18 @@ struct Written {
     std::vector<oasis::TokenId> tokens; ///< all chosen tokens, the end mark included
     Usage usage;                        ///< of the steps that fed all but the last
     double prefill_seconds = 0;
-    bool ended = false;                 ///< by the model's end mark
-    bool stopped = false;               ///< by Ctrl-C
+    bool ended = false;   ///< by the model's end mark
+    bool stopped = false; ///< by Ctrl-C
     std::size_t peak_bytes = 0;
 };
 
 class Writer {
 public:
     Writer(Engine& engine, const Command& command, Session& session)
-        : engine_(engine), sampler_(command.temperature, command.top_p, command.seed), session_(session), stream_(engine.model->tokenizer)
+        : engine_(engine),
+          sampler_(command.temperature, command.top_p, command.seed),
+          session_(session),
+          stream_(engine.model->tokenizer)
     {
     }
 
@@ -112,7 +116,8 @@ struct DenseColumn {
     std::int64_t agreed = 0; ///< tokens that dense attention chooses too
 };
 
-DenseColumn run_dense(Engine& engine, const Command& command, const KvStore& prompt, const Written& written, std::int64_t context)
+DenseColumn run_dense(Engine& engine, const Command& command, const KvStore& prompt, const Written& written,
+                      std::int64_t context)
 {
     DenseColumn out;
     Session session(engine, dense_config(command.settings, engine.config().shape(), context, kChunkRows));
@@ -137,18 +142,24 @@ struct Summary {
 std::string summary_table(const Summary& s, const Written& w, const std::optional<DenseColumn>& dense)
 {
     Table table({"", "sparse", "dense"});
-    const auto add = [&](const char* what, std::string sparse, std::string other) { table.add({what, std::move(sparse), dense ? std::move(other) : "-"}); };
+    const auto add = [&](const char* what, std::string sparse, std::string other) {
+        table.add({what, std::move(sparse), dense ? std::move(other) : "-"});
+    };
     const bool was_sparse = w.usage.attended_tokens == w.usage.attended_tokens;
     const double fast = static_cast<double>(w.usage.fast_bytes);
-    add("tokens per second", number(w.usage.tokens_per_second(), 1), dense ? number(dense->usage.tokens_per_second(), 1) : "");
+    add("tokens per second", number(w.usage.tokens_per_second(), 1),
+        dense ? number(dense->usage.tokens_per_second(), 1) : "");
     add("KV bytes in fast memory", bytes(fast), bytes(static_cast<double>(s.dense_bytes)));
-    add("KV bytes in all tiers", bytes(fast + static_cast<double>(w.usage.slow_bytes)), bytes(static_cast<double>(s.dense_bytes)));
-    add("tokens read per step and KV head", number(was_sparse ? w.usage.attended_tokens : s.mean_context, 0), number(s.mean_context, 0));
+    add("KV bytes in all tiers", bytes(fast + static_cast<double>(w.usage.slow_bytes)),
+        bytes(static_cast<double>(s.dense_bytes)));
+    add("tokens read per step and KV head", number(was_sparse ? w.usage.attended_tokens : s.mean_context, 0),
+        number(s.mean_context, 0));
     add("tokens fetched per step and KV head", number(was_sparse ? w.usage.fetched_tokens : 0.0, 1), "0");
     add("time to first token", fmt::format("{:.2f} s", w.prefill_seconds), fmt::format("{:.2f} s", w.prefill_seconds));
     const std::string prefill = number(static_cast<double>(s.prompt) / w.prefill_seconds, 0);
     add("prompt tokens per second", prefill, prefill);
-    table.add({"peak memory of the program", bytes(static_cast<double>(w.peak_bytes)), dense ? bytes(static_cast<double>(peak_memory())) : "-"});
+    table.add({"peak memory of the program so far", bytes(static_cast<double>(w.peak_bytes)),
+               dense ? bytes(static_cast<double>(peak_memory())) : "-"});
     return table.text();
 }
 
@@ -156,16 +167,23 @@ std::string sentence(const Summary& s, const Written& w, const std::optional<Den
 {
     if (w.usage.rows == 0) { return "Nothing was decoded after the first token, so there is nothing to compare.\n"; }
     if (w.usage.attended_tokens != w.usage.attended_tokens) {
-        return fmt::format("The {:.0f} tokens of context fit the attend budget, so every step read all of them; a longer text (--file) or a smaller --attend-budget shows the difference.\n",
+        return fmt::format("The {:.0f} tokens of context fit the attend budget, so every step read all of them; a "
+                           "longer text (--file) or a smaller --attend-budget shows the difference.\n",
                            s.mean_context);
     }
-    std::string out = fmt::format("Each step read {} of the context and kept {} of the KV bytes in fast memory", percent(w.usage.attended_tokens / s.mean_context),
-                                  percent(static_cast<double>(w.usage.fast_bytes) / static_cast<double>(s.dense_bytes)));
-    if (dense) { out += fmt::format("; reading all of it would have chosen the same token {} times of {}", dense->agreed, w.usage.rows); }
+    std::string out =
+        fmt::format("Each step read {} of the context and kept {} of the KV bytes in fast memory",
+                    percent(w.usage.attended_tokens / s.mean_context),
+                    percent(static_cast<double>(w.usage.fast_bytes) / static_cast<double>(s.dense_bytes)));
+    if (dense) {
+        out += fmt::format("; reading all of it would have chosen the same token {} times of {}", dense->agreed,
+                           w.usage.rows);
+    }
     return out + ".\n";
 }
 
-Report configuration_json(const Command& command, const Summary& s, const Written& w, const std::optional<DenseColumn>& dense)
+Report configuration_json(const Command& command, const Summary& s, const Written& w,
+                          const std::optional<DenseColumn>& dense)
 {
     Report out = Report::object();
     out["options"] = to_json(command.settings);
@@ -191,7 +209,9 @@ void run(const Command& command, const CacheMaker& maker)
     if (command.dry_run) {
         const ModelHead head = read_head(command.model);
         const auto ids = prompt_ids(command, head.tokenizer, head.config.context);
-        print_memory_plan(command, maker, head.config, std::min(static_cast<std::int64_t>(ids.size()) + command.max_tokens, head.config.context), command.dense_column);
+        print_memory_plan(command, maker, head,
+                          std::min(static_cast<std::int64_t>(ids.size()) + command.max_tokens, head.config.context),
+                          command.dense_column);
         return;
     }
     const std::unique_ptr<Engine> engine = open_engine(command, maker);
@@ -208,7 +228,8 @@ void run(const Command& command, const CacheMaker& maker)
         const auto begin = Clock::now();
         {
             Progress progress("prompt: token", prompt);
-            session.prefill(ids, command.dense_column ? &store : nullptr, [&](std::int64_t tokens) { progress.advance(tokens); });
+            session.prefill(ids, command.dense_column ? &store : nullptr,
+                            [&](std::int64_t tokens) { progress.advance(tokens); });
         }
         const std::span<const float> logits = session.last_logits();
         const std::vector<float> first(logits.begin(), logits.end());

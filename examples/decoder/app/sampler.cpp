@@ -21,7 +21,9 @@ oasis::TokenId Sampler::pick(std::span<const float> logits, std::int64_t positio
         total += share;
     }
     // Ties go to the lower id, so that the order is the same everywhere.
-    std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) { return a.share != b.share ? a.share > b.share : a.token < b.token; });
+    std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
+        return a.share != b.share ? a.share > b.share : a.token < b.token;
+    });
     std::size_t kept = 0;
     double mass = 0;
     while (kept < candidates_.size() && (kept == 0 || mass < top_p_ * total)) { mass += candidates_[kept++].share; }

@@ -15,7 +15,10 @@ namespace oasis_decode {
 class Sampler {
 public:
     /// temperature 0: the likeliest token. top_p: only the likeliest tokens whose shares reach it.
-    Sampler(double temperature, double top_p, std::uint64_t seed) noexcept : temperature_(temperature), top_p_(top_p), seed_(seed) {}
+    Sampler(double temperature, double top_p, std::uint64_t seed) noexcept
+        : temperature_(temperature), top_p_(top_p), seed_(seed)
+    {
+    }
 
     /// The token that goes to `position`.
     oasis::TokenId pick(std::span<const float> logits, std::int64_t position);

@@ -76,7 +76,8 @@ public:
     Session(Engine& engine, const oasis::CacheConfig& config, std::size_t decode_fast_bytes = 0);
 
     /// Runs the prompt densely, in chunks, and keeps its K and V in `capture` when given. `on_chunk` gets the tokens done.
-    void prefill(std::span<const oasis::TokenId> ids, KvStore* capture = nullptr, const std::function<void(std::int64_t)>& on_chunk = {});
+    void prefill(std::span<const oasis::TokenId> ids, KvStore* capture = nullptr,
+                 const std::function<void(std::int64_t)>& on_chunk = {});
 
     /// Takes K and V in without attending. `engine.llama` is not used.
     void ingest(const KvStore& store);
@@ -114,10 +115,10 @@ private:
 struct Usage {
     std::int64_t rows = 0;
     double seconds = 0;
-    double captured_mass = 0;    ///< NaN unless measured
-    double attended_tokens = 0;  ///< per row, layer and set
-    double fetched_tokens = 0;   ///< the same, rows after the first: the first fills the resident set
-    double resident_at_use = 0;  ///< share of the must tokens that were in fast memory, rows after the first
+    double captured_mass = 0;   ///< NaN unless measured
+    double attended_tokens = 0; ///< per row, layer and set
+    double fetched_tokens = 0;  ///< the same, rows after the first: the first fills the resident set
+    double resident_at_use = 0; ///< share of the must tokens that were in fast memory, rows after the first
     std::size_t fast_bytes = 0;
     std::size_t slow_bytes = 0;
 
@@ -128,7 +129,8 @@ struct Usage {
 using RowSink = std::function<void(std::size_t, std::span<const float>)>;
 
 /// Decodes `tokens` as given (teacher-forced), the first alone, then up to `rows_per_step` at once. Throws `Interrupted`.
-Usage decode_forced(Session& session, std::span<const oasis::TokenId> tokens, std::int32_t rows_per_step, const RowSink& sink);
+Usage decode_forced(Session& session, std::span<const oasis::TokenId> tokens, std::int32_t rows_per_step,
+                    const RowSink& sink);
 
 /// The usage between three readings of the counters.
 Usage usage_between(const oasis::Counters& start, const oasis::Counters& after_first, const oasis::Counters& end);

@@ -12,8 +12,7 @@
 namespace oasis_decode {
 namespace {
 
-template <class Number>
-Number parse_number(std::string_view text, Number least, Number most, std::string_view what)
+template <class Number> Number parse_number(std::string_view text, Number least, Number most, std::string_view what)
 {
     Number value{};
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -25,7 +24,8 @@ Number parse_number(std::string_view text, Number least, Number most, std::strin
 
 /// Looks a word up in a list of (word, value).
 template <class Value, std::size_t N>
-Value parse_word(std::string_view text, const std::array<std::pair<std::string_view, Value>, N>& words, std::string_view what)
+Value parse_word(std::string_view text, const std::array<std::pair<std::string_view, Value>, N>& words,
+                 std::string_view what)
 {
     std::string known;
     for (const auto& [word, value] : words) {
@@ -46,66 +46,100 @@ template <class Value> using Word = std::pair<std::string_view, Value>;
 
 constexpr std::array scopes = {Word<oasis::SelectionScope>{"kv_head", oasis::SelectionScope::kKvHead},
                                Word<oasis::SelectionScope>{"layer", oasis::SelectionScope::kLayer}};
-constexpr std::array may_rules = {Word<oasis::MayRule>{"none", oasis::MayRule::kNone}, Word<oasis::MayRule>{"logical", oasis::MayRule::kLogical},
+constexpr std::array may_rules = {Word<oasis::MayRule>{"none", oasis::MayRule::kNone},
+                                  Word<oasis::MayRule>{"logical", oasis::MayRule::kLogical},
                                   Word<oasis::MayRule>{"physical", oasis::MayRule::kPhysical}};
-constexpr std::array block_codes = {Word<oasis::BlockCode>{"native", oasis::BlockCode::kNative}, Word<oasis::BlockCode>{"int8", oasis::BlockCode::kInt8}};
-constexpr std::array dtypes = {Word<oasis::DType>{"f32", oasis::DType::kF32}, Word<oasis::DType>{"f16", oasis::DType::kF16},
+constexpr std::array block_codes = {Word<oasis::BlockCode>{"native", oasis::BlockCode::kNative},
+                                    Word<oasis::BlockCode>{"int8", oasis::BlockCode::kInt8}};
+constexpr std::array dtypes = {Word<oasis::DType>{"f32", oasis::DType::kF32},
+                               Word<oasis::DType>{"f16", oasis::DType::kF16},
                                Word<oasis::DType>{"bf16", oasis::DType::kBF16}};
 constexpr std::array reductions = {Word<oasis::GroupReduction>{"softmax-max", oasis::GroupReduction::kSoftmaxMax},
-                                   Word<oasis::GroupReduction>{"max", oasis::GroupReduction::kMax}, Word<oasis::GroupReduction>{"mean", oasis::GroupReduction::kMean}};
-constexpr std::array summary_kinds = {Word<oasis::SummaryKind>{"spread", oasis::SummaryKind::kSpread}, Word<oasis::SummaryKind>{"cuboid", oasis::SummaryKind::kCuboid},
-                                      Word<oasis::SummaryKind>{"minmax", oasis::SummaryKind::kMinMax}, Word<oasis::SummaryKind>{"mean", oasis::SummaryKind::kMean}};
-constexpr std::array summary_codes = {Word<oasis::SummaryCode>{"f32", oasis::SummaryCode::kF32}, Word<oasis::SummaryCode>{"f16", oasis::SummaryCode::kF16},
-                                      Word<oasis::SummaryCode>{"int8", oasis::SummaryCode::kInt8}, Word<oasis::SummaryCode>{"int4", oasis::SummaryCode::kInt4}};
+                                   Word<oasis::GroupReduction>{"max", oasis::GroupReduction::kMax},
+                                   Word<oasis::GroupReduction>{"mean", oasis::GroupReduction::kMean}};
+constexpr std::array summary_kinds = {Word<oasis::SummaryKind>{"spread", oasis::SummaryKind::kSpread},
+                                      Word<oasis::SummaryKind>{"cuboid", oasis::SummaryKind::kCuboid},
+                                      Word<oasis::SummaryKind>{"minmax", oasis::SummaryKind::kMinMax},
+                                      Word<oasis::SummaryKind>{"mean", oasis::SummaryKind::kMean}};
+constexpr std::array summary_codes = {Word<oasis::SummaryCode>{"f32", oasis::SummaryCode::kF32},
+                                      Word<oasis::SummaryCode>{"f16", oasis::SummaryCode::kF16},
+                                      Word<oasis::SummaryCode>{"int8", oasis::SummaryCode::kInt8},
+                                      Word<oasis::SummaryCode>{"int4", oasis::SummaryCode::kInt4}};
 
 constexpr std::int32_t kMostTokens = 1 << 30;
 
-std::int32_t tokens(std::string_view text, std::string_view what) { return parse_number<std::int32_t>(text, 0, kMostTokens, what); }
+std::int32_t tokens(std::string_view text, std::string_view what)
+{
+    return parse_number<std::int32_t>(text, 0, kMostTokens, what);
+}
 
 void set_block(Settings& s, std::string_view v)
 {
-    s.block = parse_word<std::int32_t>(v, std::array{Word<std::int32_t>{"16", 16}, Word<std::int32_t>{"32", 32}, Word<std::int32_t>{"64", 64}}, "--block");
+    s.block = parse_word<std::int32_t>(
+        v, std::array{Word<std::int32_t>{"16", 16}, Word<std::int32_t>{"32", 32}, Word<std::int32_t>{"64", 64}},
+        "--block");
 }
 
 void set_fast_bytes(Settings& s, std::string_view v)
 {
     s.fast_memory = v == "auto" ? FastMemory::kAuto : v == "all" ? FastMemory::kAll : FastMemory::kBytes;
     s.fast_bytes = s.fast_memory == FastMemory::kBytes ? parse_bytes(v) : 0;
-    if (s.fast_memory == FastMemory::kBytes && s.fast_bytes == 0) { throw UsageError("--fast-bytes '0': give a size such as 512M, or auto, or all"); }
+    if (s.fast_memory == FastMemory::kBytes && s.fast_bytes == 0) {
+        throw UsageError("--fast-bytes '0': give a size such as 512M, or auto, or all");
+    }
 }
 
 std::string get_fast_bytes(const Settings& s)
 {
-    return s.fast_memory == FastMemory::kAuto ? "auto" : s.fast_memory == FastMemory::kAll ? "all" : std::to_string(s.fast_bytes);
+    return s.fast_memory == FastMemory::kAuto  ? "auto"
+           : s.fast_memory == FastMemory::kAll ? "all"
+                                               : std::to_string(s.fast_bytes);
 }
 
 constexpr SettingInfo infos[] = {
-    {"block", "TOKENS", "tokens of a block, the unit that moves: 16, 32 or 64", set_block, [](const Settings& s) { return std::to_string(s.block); }},
-    {"summary", "KIND", "what scores a block: spread, cuboid, minmax or mean, tokens per summary, code (f32, f16, int8, int4); or oracle",
+    {"block", "TOKENS", "tokens of a block, the unit that moves: 16, 32 or 64", set_block,
+     [](const Settings& s) { return std::to_string(s.block); }},
+    {"summary", "KIND",
+     "what scores a block: spread, cuboid, minmax or mean, tokens per summary, code (f32, f16, int8, int4); or oracle",
      [](Settings& s, std::string_view v) { s.summary = v; }, [](const Settings& s) { return s.summary; }},
     {"attend-budget", "TOKENS", "read at most this much of the context, per KV head",
-     [](Settings& s, std::string_view v) { s.attend_budget = tokens(v, "--attend-budget"); }, [](const Settings& s) { return std::to_string(s.attend_budget); }},
-    {"fetch-budget", "TOKENS", "of that, fetched into fast memory when missing; default 1024, or the attend budget if that is less",
-     [](Settings& s, std::string_view v) { s.fetch_budget = tokens(v, "--fetch-budget"); }, [](const Settings& s) { return std::to_string(s.resolved_fetch()); }},
+     [](Settings& s, std::string_view v) { s.attend_budget = tokens(v, "--attend-budget"); },
+     [](const Settings& s) { return std::to_string(s.attend_budget); }},
+    {"fetch-budget", "TOKENS",
+     "of that, fetched into fast memory when missing; default 1024, or the attend budget if that is less",
+     [](Settings& s, std::string_view v) { s.fetch_budget = tokens(v, "--fetch-budget"); },
+     [](const Settings& s) { return std::to_string(s.resolved_fetch()); }},
     {"logical-resident", "TOKENS", "size of the set that may be read without a fetch; default the attend budget",
-     [](Settings& s, std::string_view v) { s.logical_resident = tokens(v, "--logical-resident"); }, [](const Settings& s) { return std::to_string(s.resolved_resident()); }},
+     [](Settings& s, std::string_view v) { s.logical_resident = tokens(v, "--logical-resident"); },
+     [](const Settings& s) { return std::to_string(s.resolved_resident()); }},
     {"scope", "SCOPE", "choose per kv_head or once per layer",
-     [](Settings& s, std::string_view v) { s.scope = parse_word(v, scopes, "--scope"); }, [](const Settings& s) { return word_of(s.scope, scopes); }},
+     [](Settings& s, std::string_view v) { s.scope = parse_word(v, scopes, "--scope"); },
+     [](const Settings& s) { return word_of(s.scope, scopes); }},
     {"may", "RULE", "which blocks beyond the fetch budget are read: none, logical or physical",
-     [](Settings& s, std::string_view v) { s.may = parse_word(v, may_rules, "--may"); }, [](const Settings& s) { return word_of(s.may, may_rules); }},
+     [](Settings& s, std::string_view v) { s.may = parse_word(v, may_rules, "--may"); },
+     [](const Settings& s) { return word_of(s.may, may_rules); }},
     {"dense-below", "TOKENS", "contexts up to this attend to everything; default the attend budget",
-     [](Settings& s, std::string_view v) { s.dense_below = parse_number<std::int64_t>(v, 0, std::int64_t{1} << 40, "--dense-below"); },
+     [](Settings& s, std::string_view v) {
+         s.dense_below = parse_number<std::int64_t>(v, 0, std::int64_t{1} << 40, "--dense-below");
+     },
      [](const Settings& s) { return std::to_string(s.dense_below.value_or(s.attend_budget)); }},
-    {"fast-bytes", "SIZE", "fast memory for the cache, such as 64M; auto: just what is needed; all: everything fits", set_fast_bytes, get_fast_bytes},
+    {"fast-bytes", "SIZE", "fast memory for the cache, such as 64M; auto: just what is needed; all: everything fits",
+     set_fast_bytes, get_fast_bytes},
     {"block-code", "CODE", "how blocks are stored: native or int8",
-     [](Settings& s, std::string_view v) { s.block_code = parse_word(v, block_codes, "--block-code"); }, [](const Settings& s) { return word_of(s.block_code, block_codes); }},
+     [](Settings& s, std::string_view v) { s.block_code = parse_word(v, block_codes, "--block-code"); },
+     [](const Settings& s) { return word_of(s.block_code, block_codes); }},
     {"kv-dtype", "TYPE", "element type of K and V: f32, f16 or bf16",
-     [](Settings& s, std::string_view v) { s.kv_dtype = parse_word(v, dtypes, "--kv-dtype"); }, [](const Settings& s) { return word_of(s.kv_dtype, dtypes); }},
-    {"sink", "TOKENS", "first tokens, always read", [](Settings& s, std::string_view v) { s.sink = tokens(v, "--sink"); }, [](const Settings& s) { return std::to_string(s.sink); }},
-    {"recent", "TOKENS", "last tokens, always read", [](Settings& s, std::string_view v) { s.recent = tokens(v, "--recent"); },
+     [](Settings& s, std::string_view v) { s.kv_dtype = parse_word(v, dtypes, "--kv-dtype"); },
+     [](const Settings& s) { return word_of(s.kv_dtype, dtypes); }},
+    {"sink", "TOKENS", "first tokens, always read",
+     [](Settings& s, std::string_view v) { s.sink = tokens(v, "--sink"); },
+     [](const Settings& s) { return std::to_string(s.sink); }},
+    {"recent", "TOKENS", "last tokens, always read",
+     [](Settings& s, std::string_view v) { s.recent = tokens(v, "--recent"); },
      [](const Settings& s) { return std::to_string(s.recent); }},
     {"reduce", "HOW", "one score from a group's query heads: softmax-max, max or mean",
-     [](Settings& s, std::string_view v) { s.reduce = parse_word(v, reductions, "--reduce"); }, [](const Settings& s) { return word_of(s.reduce, reductions); }},
+     [](Settings& s, std::string_view v) { s.reduce = parse_word(v, reductions, "--reduce"); },
+     [](const Settings& s) { return word_of(s.reduce, reductions); }},
 };
 
 std::string with_hyphens(std::string_view name)
@@ -143,7 +177,8 @@ std::size_t parse_bytes(std::string_view text)
     std::string_view digits = text;
     std::size_t shift = 0;
     if (!digits.empty()) {
-        const std::size_t suffix = suffixes.find(digits.back() >= 'a' ? static_cast<char>(digits.back() - 'a' + 'A') : digits.back());
+        const std::size_t suffix =
+            suffixes.find(digits.back() >= 'a' ? static_cast<char>(digits.back() - 'a' + 'A') : digits.back());
         if (suffix != std::string_view::npos) {
             shift = 10 * (suffix + 1);
             digits.remove_suffix(1);
@@ -151,7 +186,8 @@ std::size_t parse_bytes(std::string_view text)
     }
     std::uint64_t value = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (digits.empty() || error != std::errc{} || end != digits.data() + digits.size() || value > (std::uint64_t{1} << 62) >> shift) {
+    if (digits.empty() || error != std::errc{} || end != digits.data() + digits.size() ||
+        value > (std::uint64_t{1} << 62) >> shift) {
         throw UsageError(fmt::format("'{}' is no size: expected a number with K, M, G or T, such as 512M", text));
     }
     return static_cast<std::size_t>(value << shift);
@@ -159,7 +195,9 @@ std::size_t parse_bytes(std::string_view text)
 
 oasis::SummaryOptions parse_summary(std::string_view text, std::int32_t block_tokens)
 {
-    if (text == "oracle") { return {.kind = oasis::SummaryKind::kOracle, .tokens = block_tokens, .code = oasis::SummaryCode::kF32}; }
+    if (text == "oracle") {
+        return {.kind = oasis::SummaryKind::kOracle, .tokens = block_tokens, .code = oasis::SummaryCode::kF32};
+    }
     const std::size_t digits = text.find_first_of("0123456789");
     const std::size_t dash = text.find('-');
     if (digits == std::string_view::npos || dash == std::string_view::npos || dash <= digits) {
@@ -169,9 +207,13 @@ oasis::SummaryOptions parse_summary(std::string_view text, std::int32_t block_to
     out.kind = parse_word(text.substr(0, digits), summary_kinds, "--summary kind");
     out.code = parse_word(text.substr(dash + 1), summary_codes, "--summary code");
     out.tokens = parse_number<std::int32_t>(text.substr(digits, dash - digits), 1, 64, "--summary tokens");
-    if ((out.tokens & (out.tokens - 1)) != 0) { throw UsageError(fmt::format("--summary '{}': {} tokens is no power of two", text, out.tokens)); }
+    if ((out.tokens & (out.tokens - 1)) != 0) {
+        throw UsageError(fmt::format("--summary '{}': {} tokens is no power of two", text, out.tokens));
+    }
     if (out.tokens > block_tokens || (out.tokens > 16 && out.tokens != block_tokens)) {
-        throw UsageError(fmt::format("--summary '{}': {} tokens do not fit a block of {}; use 1, 2, 4, 8, 16 or --block {}", text, out.tokens, block_tokens, out.tokens));
+        throw UsageError(
+            fmt::format("--summary '{}': {} tokens do not fit a block of {}; use 1, 2, 4, 8, 16 or --block {}", text,
+                        out.tokens, block_tokens, out.tokens));
     }
     return out;
 }
@@ -214,7 +256,8 @@ oasis::CacheConfig to_config(const Settings& s, const oasis::ModelShape& shape, 
     const std::int32_t fetch = s.resolved_fetch();
     const std::int32_t resident = s.resolved_resident();
     if (fetch > s.attend_budget || s.attend_budget > resident) {
-        throw UsageError(fmt::format("budgets must grow: fetch {} <= attend {} <= logical resident {}", fetch, s.attend_budget, resident));
+        throw UsageError(fmt::format("budgets must grow: fetch {} <= attend {} <= logical resident {}", fetch,
+                                     s.attend_budget, resident));
     }
     oasis::CacheConfig config;
     config.shape = shape;
@@ -224,7 +267,8 @@ oasis::CacheConfig to_config(const Settings& s, const oasis::ModelShape& shape, 
     config.summary = parse_summary(s.summary, s.block);
     config.reduction = s.reduce;
     config.scope = s.scope;
-    config.budgets = {.attend = s.attend_budget, .fetch = fetch, .logical_resident = resident, .sink = s.sink, .recent = s.recent};
+    config.budgets = {
+        .attend = s.attend_budget, .fetch = fetch, .logical_resident = resident, .sink = s.sink, .recent = s.recent};
     config.may = s.may;
     config.dense_below = s.dense_below.value_or(-1);
     config.fast_bytes = s.fast_bytes;
@@ -233,7 +277,8 @@ oasis::CacheConfig to_config(const Settings& s, const oasis::ModelShape& shape, 
     return config;
 }
 
-oasis::CacheConfig dense_config(const Settings& s, const oasis::ModelShape& shape, std::int64_t context, std::int32_t rows)
+oasis::CacheConfig dense_config(const Settings& s, const oasis::ModelShape& shape, std::int64_t context,
+                                std::int32_t rows)
 {
     oasis::CacheConfig config;
     config.shape = shape;

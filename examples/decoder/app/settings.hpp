@@ -36,7 +36,7 @@ struct Settings {
     std::optional<std::int32_t> logical_resident{}; ///< default: the attend budget
     oasis::SelectionScope scope = oasis::SelectionScope::kKvHead;
     oasis::MayRule may = oasis::MayRule::kLogical;
-    std::optional<std::int64_t> dense_below{};      ///< default: the attend budget
+    std::optional<std::int64_t> dense_below{}; ///< default: the attend budget
     FastMemory fast_memory = FastMemory::kAuto;
     std::size_t fast_bytes = 0;
     oasis::BlockCode block_code = oasis::BlockCode::kNative;
@@ -81,9 +81,11 @@ Sweep parse_sweep(std::string_view text);
 std::vector<Settings> expand(const Settings& base, std::span<const Sweep> sweeps);
 
 /// The cache for one sequence of `context` tokens, `rows` at a time; `fast_bytes` is left at 0 unless given as a number.
-oasis::CacheConfig to_config(const Settings& settings, const oasis::ModelShape& shape, std::int64_t context, std::int32_t rows);
+oasis::CacheConfig to_config(const Settings& settings, const oasis::ModelShape& shape, std::int64_t context,
+                             std::int32_t rows);
 
 /// The dense cache beside it: the same element type, everything in fast memory, no selection at any length.
-oasis::CacheConfig dense_config(const Settings& settings, const oasis::ModelShape& shape, std::int64_t context, std::int32_t rows);
+oasis::CacheConfig dense_config(const Settings& settings, const oasis::ModelShape& shape, std::int64_t context,
+                                std::int32_t rows);
 
 } // namespace oasis_decode

@@ -5,6 +5,7 @@
 #include "app/table.hpp"
 #include "app/tasks.hpp"
 #include "app/terminal.hpp"
+#include "model/safetensors.hpp"
 
 #include <fmt/format.h>
 
@@ -14,41 +15,52 @@
 
 namespace oasis_decode {
 
+namespace {
+
+/// Codes stay as they are in memory; only f16 becomes f32.
+std::size_t loaded_bytes(const TensorSource& source)
+{
+    std::size_t total = 0;
+    for (const auto& name : source.names()) {
+        const TensorView& tensor = *source.find(name);
+        total += tensor.bytes.size() * (tensor.type == StorageType::kF16 ? 2 : 1);
+    }
+    return total;
+}
+
+} // namespace
+
 ModelHead read_head(const std::filesystem::path& path)
 {
     constexpr std::uint64_t most_bytes = 100'000'000;
-    if (!std::filesystem::exists(path)) { throw oasis::Error(fmt::format("{}: no such file or folder", path.string())); }
+    if (!std::filesystem::exists(path)) {
+        throw oasis::Error(fmt::format("{}: no such file or folder", path.string()));
+    }
     if (std::filesystem::is_directory(path)) {
         const auto config_path = path / "config.json";
         const auto tokenizer_path = path / "tokenizer.json";
         return {config_from_json(read_json(config_path, most_bytes), config_path.string()),
-                Tokenizer::from_json(read_json(tokenizer_path, most_bytes), tokenizer_path.string())};
+                Tokenizer::from_json(read_json(tokenizer_path, most_bytes), tokenizer_path.string()),
+                loaded_bytes(SafetensorsFolder(path))};
     }
     const GgufFile file(path);
-    ModelHead out{config_from_gguf(file), Tokenizer::from_gguf(file)};
+    ModelHead out{config_from_gguf(file), Tokenizer::from_gguf(file), loaded_bytes(file)};
     if (out.config.vocab == 0) { out.config.vocab = static_cast<std::int32_t>(out.tokenizer.vocabulary()); }
-    out.config.tied = file.find("output.weight") == nullptr;
     return out;
 }
 
 std::unique_ptr<Engine> open_engine(const Command& command, const CacheMaker& maker)
 {
-    if (!std::filesystem::exists(command.model)) { throw oasis::Error(fmt::format("{}: no such file or folder", command.model.string())); }
+    if (!std::filesystem::exists(command.model)) {
+        throw oasis::Error(fmt::format("{}: no such file or folder", command.model.string()));
+    }
     auto model = load_model(command.model);
     for (const auto& warning : model->warnings) { fmt::print(stderr, "oasis-decode: warning: {}\n", warning); }
     return std::make_unique<Engine>(std::move(model), static_cast<std::size_t>(command.threads), maker);
 }
 
-std::size_t weight_bytes(const ModelConfig& c)
-{
-    const auto n = [](auto x) { return static_cast<std::size_t>(x); };
-    const std::size_t attention = n(c.hidden) * n(c.head_dim) * (2 * n(c.q_heads) + 2 * n(c.kv_heads));
-    const std::size_t block = attention + 3 * n(c.hidden) * n(c.intermediate) + 2 * n(c.hidden);
-    const bool tied = c.tied || c.tied_flag.value_or(false);
-    return sizeof(float) * (n(c.layers) * block + n(c.vocab) * n(c.hidden) * (tied ? 1 : 2) + n(c.hidden));
-}
-
-SparseCache sparse_cache(const Command& command, const Settings& settings, const CacheMaker& maker, const oasis::ModelShape& shape, std::int64_t context)
+SparseCache sparse_cache(const Command& command, const Settings& settings, const CacheMaker& maker,
+                         const oasis::ModelShape& shape, std::int64_t context)
 {
     SparseCache out{to_config(settings, shape, context, kChunkRows)};
     out.config.measure_mass = command.measure_mass.value_or(command.verb == Verb::kCompare);
@@ -60,33 +72,39 @@ SparseCache sparse_cache(const Command& command, const Settings& settings, const
     return out;
 }
 
-void print_memory_plan(const Command& command, const CacheMaker& maker, const ModelConfig& model, std::int64_t context, bool dense)
+void print_memory_plan(const Command& command, const CacheMaker& maker, const ModelHead& head, std::int64_t context,
+                       bool dense)
 {
-    const std::size_t weights = weight_bytes(model);
+    const ModelConfig& model = head.config;
+    const std::size_t weights = head.weight_bytes;
     std::size_t most = 0;
     Table table({"configuration", "fast memory", "slow tier", "working memory"});
     const auto add = [&](const std::string& name, const oasis::CacheConfig& config, bool everything_fast) {
         const oasis::Footprint f = maker.footprint(config);
         const std::size_t tokens = static_cast<std::size_t>(config.limits.max_context);
         const std::size_t fast = config.fast_bytes ? config.fast_bytes
-                                 : everything_fast ? f.kv_bytes_per_token * tokens
-                                                   : (f.slow_bytes_per_token + f.summary_bytes_per_token) * tokens + f.landing_bytes;
+                                 : everything_fast
+                                     ? f.kv_bytes_per_token * tokens
+                                     : (f.slow_bytes_per_token + f.summary_bytes_per_token) * tokens + f.landing_bytes;
         const std::size_t slow = f.slow_bytes_per_token * tokens;
-        table.add({name, bytes(static_cast<double>(fast)), bytes(static_cast<double>(slow)), bytes(static_cast<double>(f.scratch_bytes))});
+        table.add({name, bytes(static_cast<double>(fast)), bytes(static_cast<double>(slow)),
+                   bytes(static_cast<double>(f.scratch_bytes))});
         return fast + slow + f.scratch_bytes;
     };
     for (const Settings& settings : expand(command.settings, command.sweeps)) {
-        most = std::max(most, add(short_name(settings), sparse_cache(command, settings, maker, model.shape(), context).config, false));
+        most = std::max(most, add(short_name(settings),
+                                  sparse_cache(command, settings, maker, model.shape(), context).config, false));
     }
     if (dense) { most += add("dense", dense_config(command.settings, model.shape(), context, kChunkRows), true); }
     const std::size_t total = weights + most;
     const std::size_t available = available_memory();
-    put(fmt::format("Memory for {} tokens of context\n\n{}\nweights (f32) {}, in all at most {}", context, table.text(), bytes(static_cast<double>(weights)),
-                    bytes(static_cast<double>(total))));
+    put(fmt::format("Memory for {} tokens of context\n\n{}\nweights {}, in all at most {}", context, table.text(),
+                    bytes(static_cast<double>(weights)), bytes(static_cast<double>(total))));
     if (available == 0) {
         put(".\n");
     } else {
-        put(fmt::format("; {} are available: it {}.\n", bytes(static_cast<double>(available)), total <= available ? "fits" : "does not fit"));
+        put(fmt::format("; {} are available: it {}.\n", bytes(static_cast<double>(available)),
+                        total <= available ? "fits" : "does not fit"));
     }
 }
 

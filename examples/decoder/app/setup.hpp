@@ -16,14 +16,12 @@ namespace oasis_decode {
 struct ModelHead {
     ModelConfig config;
     Tokenizer tokenizer;
+    std::size_t weight_bytes = 0; ///< what the weights take once loaded: about what they take in the file
 };
 ModelHead read_head(const std::filesystem::path& path);
 
 /// Loads the model and tells its warnings on standard error.
 std::unique_ptr<Engine> open_engine(const Command& command, const CacheMaker& maker);
-
-/// Bytes of the weights in memory (f32).
-std::size_t weight_bytes(const ModelConfig& config);
 
 /// The sparse cache of the settings, mass measured when the command asks for it.
 struct SparseCache {
@@ -32,10 +30,12 @@ struct SparseCache {
 
     std::size_t fast_bytes() const noexcept { return decode_fast_bytes ? decode_fast_bytes : config.fast_bytes; }
 };
-SparseCache sparse_cache(const Command& command, const Settings& settings, const CacheMaker& maker, const oasis::ModelShape& shape, std::int64_t context);
+SparseCache sparse_cache(const Command& command, const Settings& settings, const CacheMaker& maker,
+                         const oasis::ModelShape& shape, std::int64_t context);
 
 /// Prints what memory the command takes at this context and whether it fits. `dense`: a dense cache lives beside it.
-void print_memory_plan(const Command& command, const CacheMaker& maker, const ModelConfig& config, std::int64_t context, bool dense);
+void print_memory_plan(const Command& command, const CacheMaker& maker, const ModelHead& head, std::int64_t context,
+                       bool dense);
 
 /// The bytes of a text file, or of standard input for "-".
 std::string read_input(const std::filesystem::path& path);

@@ -32,7 +32,8 @@ double log_sum_exp(std::span<const float> row)
 
 double kl_divergence(std::span<const float> reference, std::span<const float> other)
 {
-    expects(reference.size() == other.size(), "kl_divergence: rows of ", reference.size(), " and ", other.size(), " logits");
+    expects(reference.size() == other.size(), "kl_divergence: rows of ", reference.size(), " and ", other.size(),
+            " logits");
     const double reference_z = log_sum_exp(reference);
     const double other_z = log_sum_exp(other);
     double sum = 0;
@@ -59,7 +60,8 @@ Interval wilson(std::size_t successes, std::size_t trials)
     const double p = static_cast<double>(successes) / n;
     const double centre = (p + z * z / (2 * n)) / (1 + z * z / n);
     const double half = z / (1 + z * z / n) * std::sqrt(p * (1 - p) / n + z * z / (4 * n * n));
-    return {successes == 0 ? 0.0 : std::max(0.0, centre - half), successes == trials ? 1.0 : std::min(1.0, centre + half)};
+    return {successes == 0 ? 0.0 : std::max(0.0, centre - half),
+            successes == trials ? 1.0 : std::min(1.0, centre + half)};
 }
 
 double ratio(double a, double b) noexcept { return b != 0 ? a / b : std::numeric_limits<double>::quiet_NaN(); }

@@ -17,14 +17,14 @@ namespace {
 /// Columns on a terminal: continuation bytes of UTF-8 take none.
 std::size_t width(std::string_view text)
 {
-    return static_cast<std::size_t>(
-        std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
+    return static_cast<std::size_t>(std::count_if(
+        text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
 }
 
 bool is_numeric(std::string_view text)
 {
-    return text.empty() || text == "-" || (text.front() >= '0' && text.front() <= '9')
-        || (text.size() > 1 && text.front() == '-' && text[1] >= '0' && text[1] <= '9');
+    return text.empty() || text == "-" || (text.front() >= '0' && text.front() <= '9') ||
+           (text.size() > 1 && text.front() == '-' && text[1] >= '0' && text[1] <= '9');
 }
 
 } // namespace
@@ -33,7 +33,8 @@ Table::Table(std::vector<std::string> header) : header_(std::move(header)) {}
 
 void Table::add(std::vector<std::string> row)
 {
-    oasis::detail::expects(row.size() == header_.size(), "Table: a row of ", row.size(), " cells under ", header_.size(), " headings");
+    oasis::detail::expects(row.size() == header_.size(), "Table: a row of ", row.size(), " cells under ",
+                           header_.size(), " headings");
     rows_.push_back(std::move(row));
 }
 

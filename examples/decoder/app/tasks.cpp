@@ -21,7 +21,9 @@ using Json = nlohmann::json;
 std::string read_plain(const std::filesystem::path& path, std::size_t limit)
 {
     std::error_code error;
-    if (std::filesystem::is_directory(path, error)) { throw oasis::Error(fmt::format("{}: is a folder, expected a file", path.string())); }
+    if (std::filesystem::is_directory(path, error)) {
+        throw oasis::Error(fmt::format("{}: is a folder, expected a file", path.string()));
+    }
     std::ifstream in(path, std::ios::binary);
     if (!in) { throw oasis::Error(fmt::format("{}: cannot be opened: {}", path.string(), std::strerror(errno))); }
     std::string out;
@@ -40,7 +42,9 @@ std::string decompress(const std::string& packed, const std::string& name, std::
     lzma_stream stream = LZMA_STREAM_INIT;
     const std::unique_ptr<lzma_stream, void (*)(lzma_stream*)> guard(&stream, lzma_end);
     // 256 MiB is four times what the highest preset needs to decode.
-    if (lzma_stream_decoder(&stream, std::uint64_t{256} << 20, LZMA_CONCATENATED) != LZMA_OK) { throw oasis::Error(name + ": no xz decoder"); }
+    if (lzma_stream_decoder(&stream, std::uint64_t{256} << 20, LZMA_CONCATENATED) != LZMA_OK) {
+        throw oasis::Error(name + ": no xz decoder");
+    }
     std::string out;
     std::string chunk(std::size_t{1} << 18, '\0');
     stream.next_in = reinterpret_cast<const std::uint8_t*>(packed.data());
@@ -51,15 +55,17 @@ std::string decompress(const std::string& packed, const std::string& name, std::
         status = lzma_code(&stream, LZMA_FINISH);
         out.append(chunk, 0, chunk.size() - stream.avail_out);
         if (status != LZMA_OK && status != LZMA_STREAM_END) {
-            throw oasis::Error(fmt::format("{}: broken xz file (decoder status {}) after {} bytes", name, static_cast<int>(status), out.size()));
+            throw oasis::Error(fmt::format("{}: broken xz file (decoder status {}) after {} bytes", name,
+                                           static_cast<int>(status), out.size()));
         }
-        if (out.size() > limit) { throw oasis::Error(fmt::format("{}: more than {} bytes after decompression", name, limit)); }
+        if (out.size() > limit) {
+            throw oasis::Error(fmt::format("{}: more than {} bytes after decompression", name, limit));
+        }
     }
     return out;
 }
 
-template <class Value>
-Value field(const Json& object, const char* key, const std::string& where)
+template <class Value> Value field(const Json& object, const char* key, const std::string& where)
 {
     const auto it = object.find(key);
     if (it == object.end()) { throw oasis::Error(fmt::format("{}: field '{}' is missing", where, key)); }
@@ -82,7 +88,9 @@ Json parse(std::string_view text, const std::string& where)
 Task parse_task(std::string_view line, const std::string& where)
 {
     const Json object = parse(line, where);
-    if (!object.is_object()) { throw oasis::Error(fmt::format("{}: expected an object, found {}", where, object.type_name())); }
+    if (!object.is_object()) {
+        throw oasis::Error(fmt::format("{}: expected an object, found {}", where, object.type_name()));
+    }
     Task task;
     task.task = field<std::string>(object, "task", where);
     task.length = field<std::int64_t>(object, "length", where);
@@ -125,7 +133,9 @@ std::vector<Task> read_tasks(const std::filesystem::path& path)
 std::vector<Task> read_items(const std::filesystem::path& path)
 {
     const Json list = parse(read_text(path), path.string());
-    if (!list.is_array() || list.empty()) { throw oasis::Error(fmt::format("{}: expected a list of items", path.string())); }
+    if (!list.is_array() || list.empty()) {
+        throw oasis::Error(fmt::format("{}: expected a list of items", path.string()));
+    }
     std::map<std::string, std::vector<Task>> files;
     std::vector<Task> out;
     for (std::size_t i = 0; i < list.size(); ++i) {
@@ -135,11 +145,13 @@ std::vector<Task> read_items(const std::filesystem::path& path)
         auto it = files.find(file);
         if (it == files.end()) { it = files.emplace(file, read_tasks(path.parent_path() / file)).first; }
         if (line < 1 || line > static_cast<std::int64_t>(it->second.size())) {
-            throw oasis::Error(fmt::format("{}: line {} of {}, which has {} lines", where, line, file, it->second.size()));
+            throw oasis::Error(
+                fmt::format("{}: line {} of {}, which has {} lines", where, line, file, it->second.size()));
         }
         const Task& task = it->second[static_cast<std::size_t>(line - 1)];
         if (list[i].contains("id") && field<std::string>(list[i], "id", where) != task.id) {
-            throw oasis::Error(fmt::format("{}: line {} of {} is '{}', not '{}'", where, line, file, task.id, list[i]["id"].get<std::string>()));
+            throw oasis::Error(fmt::format("{}: line {} of {} is '{}', not '{}'", where, line, file, task.id,
+                                           list[i]["id"].get<std::string>()));
         }
         out.push_back(task);
     }

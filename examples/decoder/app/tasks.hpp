@@ -48,6 +48,7 @@ std::vector<GenerateSpec> parse_generate(std::string_view text);
 
 /// One task of random records. The same name, length, seed and index give the same text. The prompt has at most
 /// `length` tokens and what it asks for lies at least 640 tokens before the question (a third of the length if short).
-Task generate_task(std::string_view name, std::int64_t length, std::uint64_t seed, std::uint64_t index, const TokenCount& count);
+Task generate_task(std::string_view name, std::int64_t length, std::uint64_t seed, std::uint64_t index,
+                   const TokenCount& count);
 
 } // namespace oasis_decode

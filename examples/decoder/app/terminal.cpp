@@ -45,8 +45,11 @@ bool interrupted() noexcept { return interrupt_seen != 0; }
 void set_interrupted(bool value) noexcept { interrupt_seen = value ? 1 : 0; }
 
 Progress::Progress(std::string label, std::int64_t total)
-    : label_(std::move(label)), total_(std::max<std::int64_t>(total, 1)), enabled_(isatty(STDERR_FILENO) == 1),
-      colour_(std::getenv("NO_COLOR") == nullptr || *std::getenv("NO_COLOR") == '\0'), start_(std::chrono::steady_clock::now())
+    : label_(std::move(label)),
+      total_(std::max<std::int64_t>(total, 1)),
+      enabled_(isatty(STDERR_FILENO) == 1),
+      colour_(std::getenv("NO_COLOR") == nullptr || *std::getenv("NO_COLOR") == '\0'),
+      start_(std::chrono::steady_clock::now())
 {
     const char* terminal = std::getenv("TERM");
     if (terminal == nullptr || std::string_view(terminal) == "dumb") { colour_ = false; }
@@ -69,7 +72,9 @@ void Progress::note(std::string text)
 void Progress::clear() noexcept
 {
     if (!drawn_) { return; }
-    std::fputs(colour_ ? "\r\033[K" : "\r                                                                               \r", stderr);
+    std::fputs(colour_ ? "\r\033[K"
+                       : "\r                                                                               \r",
+               stderr);
     std::fflush(stderr);
     drawn_ = false;
 }
@@ -81,7 +86,10 @@ void Progress::draw()
     last_ = now;
     const double seconds = std::chrono::duration<double>(now - start_).count();
     std::string line = fmt::format("{} {} of {}", label_, done_, total_);
-    if (done_ > 0 && seconds > 2) { line += fmt::format(", {:.0f} s left", seconds / static_cast<double>(done_) * static_cast<double>(total_ - done_)); }
+    if (done_ > 0 && seconds > 2) {
+        line +=
+            fmt::format(", {:.0f} s left", seconds / static_cast<double>(done_) * static_cast<double>(total_ - done_));
+    }
     if (!note_.empty()) { line += "  " + note_; }
     line.resize(std::min<std::size_t>(line.size(), 78));
     clear();

@@ -7,29 +7,44 @@ namespace oasis_decode {
 namespace {
 
 constexpr const char* adjective_words[] = {
-    "silent", "amber",  "bright", "gentle", "hollow", "northern", "rapid",  "quiet",   "velvet", "copper", "frozen", "golden", "humble", "ivory",
-    "lonely", "marble", "narrow", "orange", "plain",  "proud",    "rusty",  "scarlet", "silver", "simple", "sleepy", "smooth", "solar",  "stormy",
-    "sunny",  "tender", "violet", "wild",   "windy",  "wooden",   "yellow", "distant", "early",  "faded",  "grand",  "honest",
+    "silent", "amber",   "bright", "gentle", "hollow", "northern", "rapid",  "quiet",  "velvet", "copper",
+    "frozen", "golden",  "humble", "ivory",  "lonely", "marble",   "narrow", "orange", "plain",  "proud",
+    "rusty",  "scarlet", "silver", "simple", "sleepy", "smooth",   "solar",  "stormy", "sunny",  "tender",
+    "violet", "wild",    "windy",  "wooden", "yellow", "distant",  "early",  "faded",  "grand",  "honest",
 };
 constexpr const char* noun_words[] = {
-    "harbor", "lantern", "meadow", "anchor", "bridge",  "candle", "castle", "cedar",  "chapel", "cliff",   "cloud",  "compass", "dolphin", "eagle",
-    "falcon", "ferry",   "forest", "garden", "hammer",  "island", "kettle", "ladder", "maple",  "market",  "mirror", "museum",  "ocean",   "orchard",
-    "otter",  "palace",  "pepper", "piano",  "prairie", "rabbit", "river",  "saddle", "spider", "station", "summit", "tunnel",  "turtle",  "village",
-    "violin", "walnut",  "whale",  "window", "winter",  "wolf",
+    "harbor", "lantern", "meadow",  "anchor", "bridge", "candle", "castle", "cedar",   "chapel", "cliff",
+    "cloud",  "compass", "dolphin", "eagle",  "falcon", "ferry",  "forest", "garden",  "hammer", "island",
+    "kettle", "ladder",  "maple",   "market", "mirror", "museum", "ocean",  "orchard", "otter",  "palace",
+    "pepper", "piano",   "prairie", "rabbit", "river",  "saddle", "spider", "station", "summit", "tunnel",
+    "turtle", "village", "violin",  "walnut", "whale",  "window", "winter", "wolf",
 };
-constexpr const char* attribute_words[] = {"locker number", "batch id", "serial number", "ticket number", "secret key", "pin", "token", "password"};
-constexpr const char* first_names[] = {"Clara", "Boris", "Nadia", "Omar", "Zoe", "Milan", "Sofia", "Jonas", "Vera", "Diego", "Emma", "Ivan"};
+constexpr const char* attribute_words[] = {"locker number", "batch id", "serial number", "ticket number",
+                                           "secret key",    "pin",      "token",         "password"};
+constexpr const char* first_names[] = {"Clara", "Boris", "Nadia", "Omar",  "Zoe",  "Milan",
+                                       "Sofia", "Jonas", "Vera",  "Diego", "Emma", "Ivan"};
 constexpr const char* onsets[] = {"b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z"};
 constexpr const char* vowels[] = {"a", "e", "i", "o", "u"};
 constexpr const char* endings[] = {"k", "l", "m", "n", "r", "s", "t", "x"};
 
-constexpr const char* subjects[] = {"The function", "The caller", "A client", "The parser", "The server", "This option", "The default value", "Each module",
-                                    "The compiler", "A buffer", "The second argument", "The returned object"};
-constexpr const char* verbs[] = {"reads", "returns", "copies", "checks", "replaces", "describes", "ignores", "accepts", "writes", "keeps"};
-constexpr const char* objects[] = {"the list of names", "the whole file", "its own state", "every line of the input", "the current directory", "a copy of the table",
-                                   "the type of the result", "all pending requests", "the configuration file", "an empty string"};
-constexpr const char* tails[] = {"before it starts.", "when the option is set.", "unless an error occurs.", "in the order in which they were added.", "after the first call.",
-                                 "if the file exists.", "and then waits for the next one.", "so that it can be used again.", "without any further checks.",
+constexpr const char* subjects[] = {
+    "The function",      "The caller",  "A client",     "The parser", "The server",          "This option",
+    "The default value", "Each module", "The compiler", "A buffer",   "The second argument", "The returned object"};
+constexpr const char* verbs[] = {"reads",     "returns", "copies",  "checks", "replaces",
+                                 "describes", "ignores", "accepts", "writes", "keeps"};
+constexpr const char* objects[] = {"the list of names",       "the whole file",        "its own state",
+                                   "every line of the input", "the current directory", "a copy of the table",
+                                   "the type of the result",  "all pending requests",  "the configuration file",
+                                   "an empty string"};
+constexpr const char* tails[] = {"before it starts.",
+                                 "when the option is set.",
+                                 "unless an error occurs.",
+                                 "in the order in which they were added.",
+                                 "after the first call.",
+                                 "if the file exists.",
+                                 "and then waits for the next one.",
+                                 "so that it can be used again.",
+                                 "without any further checks.",
                                  "as described in the section above."};
 
 std::string invented(Random& random, int syllables)
@@ -42,7 +57,10 @@ std::string invented(Random& random, int syllables)
     return out + random.pick(endings);
 }
 
-std::string hexadecimal(Random& random, std::size_t digits) { return fmt::format("{:016x}", random.next()).substr(0, digits); }
+std::string hexadecimal(Random& random, std::size_t digits)
+{
+    return fmt::format("{:016x}", random.next()).substr(0, digits);
+}
 
 } // namespace
 
@@ -59,7 +77,10 @@ std::string make_key(Random& random, int kind)
     return kind == 1 ? hexadecimal(random, 6) : invented(random, 3);
 }
 
-std::string make_value(Random& random, int kind) { return kind == 0 ? std::to_string(10000 + random.below(90000)) : hexadecimal(random, 8); }
+std::string make_value(Random& random, int kind)
+{
+    return kind == 0 ? std::to_string(10000 + random.below(90000)) : hexadecimal(random, 8);
+}
 
 std::string make_name(Random& random)
 {
