@@ -152,6 +152,7 @@ private:
     void exact_mass(Queue queue, const StepGroup& group, LayerId layer, float* mass);
     void captured_mass(const StepGroup& group, Journal& journal);
     void prefill(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args, Journal& journal);
+    void bring_wave(Queue queue, const StepGroup& group, LayerId layer, std::int32_t first, std::int32_t last, Journal& journal);
     void prefill_wave(Queue queue, const StepGroup& group, LayerId layer, std::int32_t window, std::int32_t first, std::int32_t last, Journal& journal);
     const std::byte* coded_bytes_of(const Sequence& sequence, LayerId layer, std::int32_t head, std::int32_t block, std::byte* staging);
 

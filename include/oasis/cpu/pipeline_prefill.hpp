@@ -48,10 +48,9 @@ void Pipeline<Policies>::prefill(Queue queue, const StepGroup& group, LayerId la
     });
 }
 
-/// Blocks [first, last) for all rows of the chunk: first every block's bytes are found or brought, then tasks of (KV head, some rows) read them.
+/// Finds or brings the bytes of blocks [first, last).
 template <class Policies>
-void Pipeline<Policies>::prefill_wave(Queue queue, const StepGroup& group, LayerId layer, std::int32_t window, std::int32_t first, std::int32_t last,
-                                      Journal& journal)
+void Pipeline<Policies>::bring_wave(Queue queue, const StepGroup& group, LayerId layer, std::int32_t first, std::int32_t last, Journal& journal)
 {
     const Sequence& sequence = *group.sequence;
     const auto count = std::size_t(last - first);
@@ -91,6 +90,15 @@ void Pipeline<Policies>::prefill_wave(Queue queue, const StepGroup& group, Layer
         }
         if (failed_[task] == 2) { journal.counters.streamed_bytes += shape_.unit_bytes; }
     }
+}
+
+/// Blocks [first, last) for all rows of the chunk: tasks of (KV head, some rows) read what `bring_wave` found.
+template <class Policies>
+void Pipeline<Policies>::prefill_wave(Queue queue, const StepGroup& group, LayerId layer, std::int32_t window, std::int32_t first, std::int32_t last,
+                                      Journal& journal)
+{
+    bring_wave(queue, group, layer, first, last, journal);
+    const auto count = std::size_t(last - first);
     const std::int32_t rows = group.rows.rows();
     const auto group_heads = std::size_t(model_.group());
     const auto d = std::size_t(model_.head_dim);

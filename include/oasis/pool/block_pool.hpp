@@ -39,6 +39,15 @@ public:
         for (std::int64_t i = blocks; i-- > 0;) { free_.push_back(BlockId{static_cast<std::int32_t>(i)}); }
     }
 
+    BlockPool(const BlockPool&) = delete;
+    BlockPool& operator=(const BlockPool&) = delete;
+    ~BlockPool()
+    {
+        for (Block& block : blocks_) {
+            if (block.native) { native_.give(block.native); }
+        }
+    }
+
     Block& operator[](BlockId id) noexcept { return blocks_[static_cast<std::size_t>(raw(id))]; }
     const Block& operator[](BlockId id) const noexcept { return blocks_[static_cast<std::size_t>(raw(id))]; }
 

@@ -32,6 +32,16 @@ public:
     {
     }
 
+    GroupPool(const GroupPool&) = delete;
+    GroupPool& operator=(const GroupPool&) = delete;
+    ~GroupPool()
+    {
+        for (Group& group : groups_) {
+            drop_native(group);
+            if (group.coded) { coded_.give(group.coded); }
+        }
+    }
+
     Group& operator[](GroupId id) noexcept { return groups_[static_cast<std::size_t>(raw(id))]; }
     const Group& operator[](GroupId id) const noexcept { return groups_[static_cast<std::size_t>(raw(id))]; }
 
