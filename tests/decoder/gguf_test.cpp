@@ -27,7 +27,9 @@ std::string error_of(const std::string& bytes)
 void expect_error(const std::string& bytes, std::initializer_list<std::string> parts)
 {
     const std::string text = error_of(bytes);
-    for (const auto& part : parts) { EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is not in: " << text; }
+    for (const auto& part : parts) {
+        EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is not in: " << text;
+    }
 }
 
 std::vector<float> values_of(const GgufWriter& writer, const std::string& name)
@@ -160,13 +162,18 @@ TEST(GgufCases, DEC_03_CountsLengthsAndTypes)
     expect_error(with(array(9, 1)), {"list", "array in an array"});
     expect_error(with(array(77, 1)), {"list", "unknown type 77"});
     expect_error(with([](GgufWriter& w) { w.begin_key("odd", 13); }), {"odd", "unknown type 13"});
-    expect_error(with([](GgufWriter& w) { w.begin_key("text", 8), put<std::uint64_t>(w.keys, UINT64_MAX - 7); }), {"text", "18446744073709551608"});
-    expect_error(with([](GgufWriter& w) { w.begin_key("text", 8), put<std::uint64_t>(w.keys, 5000); }), {"text", "5000 bytes is past the end"});
-    expect_error(with([](GgufWriter& w) { put<std::uint64_t>(w.keys, UINT64_MAX), ++w.key_count; }), {"metadata key 0"});
+    expect_error(with([](GgufWriter& w) { w.begin_key("text", 8), put<std::uint64_t>(w.keys, UINT64_MAX - 7); }),
+                 {"text", "18446744073709551608"});
+    expect_error(with([](GgufWriter& w) { w.begin_key("text", 8), put<std::uint64_t>(w.keys, 5000); }),
+                 {"text", "5000 bytes is past the end"});
+    expect_error(with([](GgufWriter& w) { put<std::uint64_t>(w.keys, UINT64_MAX), ++w.key_count; }),
+                 {"metadata key 0"});
     for (const std::uint32_t alignment : {0U, 3U, 1U << 30}) {
-        expect_error(with([&](GgufWriter& w) { w.key_u32("general.alignment", alignment); }), {"general.alignment", std::to_string(alignment)});
+        expect_error(with([&](GgufWriter& w) { w.key_u32("general.alignment", alignment); }),
+                     {"general.alignment", std::to_string(alignment)});
     }
-    expect_error(with([](GgufWriter& w) { w.key_bool("twice", true), w.key_bool("twice", true); }), {"duplicate", "twice"});
+    expect_error(with([](GgufWriter& w) { w.key_bool("twice", true), w.key_bool("twice", true); }),
+                 {"duplicate", "twice"});
 }
 
 TEST(GgufCases, DEC_03_TensorDescriptions)

@@ -19,7 +19,10 @@ Matrix float_matrix(std::int64_t out, std::int64_t in, const std::vector<float>&
 {
     Matrix matrix(Matrix::Code::kF32, out, in);
     const auto bytes = std::as_bytes(std::span(values));
-    for (std::int64_t r = 0; r < out; ++r) { matrix.set_row(r, StorageType::kF32, bytes.subspan(static_cast<std::size_t>(r * in * 4), static_cast<std::size_t>(in * 4))); }
+    for (std::int64_t r = 0; r < out; ++r) {
+        matrix.set_row(r, StorageType::kF32,
+                       bytes.subspan(static_cast<std::size_t>(r * in * 4), static_cast<std::size_t>(in * 4)));
+    }
     return matrix;
 }
 
@@ -33,7 +36,9 @@ Matrix coded_matrix(StorageType type, std::int64_t out, std::int64_t in)
         std::vector<std::byte> bytes(static_cast<std::size_t>(in) / layout.elements * layout.bytes);
         for (auto& b : bytes) { b = static_cast<std::byte>(random()); }
         for (std::size_t block = 0; block < bytes.size(); block += layout.bytes) {
-            for (std::size_t high = 1; high < (type == StorageType::kQ4_1 ? 4U : 2U); high += 2) { bytes[block + high] = std::byte{0x2A}; }
+            for (std::size_t high = 1; high < (type == StorageType::kQ4_1 ? 4U : 2U); high += 2) {
+                bytes[block + high] = std::byte{0x2A};
+            }
         }
         if (type == StorageType::kBF16) {
             for (std::size_t high = 1; high < bytes.size(); high += 2) { bytes[high] = std::byte{0xBE}; }
@@ -60,11 +65,14 @@ void check_product(oasis::Executor& executor, const Matrix& w, std::int64_t rows
             double exact = accumulate ? static_cast<double>(start[at]) : 0.0;
             double size = 1;
             for (std::size_t j = 0; j < weights.size(); ++j) {
-                const double term = static_cast<double>(x[static_cast<std::size_t>(r) * weights.size() + j]) * static_cast<double>(weights[j]);
+                const double term = static_cast<double>(x[static_cast<std::size_t>(r) * weights.size() + j]) *
+                                    static_cast<double>(weights[j]);
                 exact += term;
                 size += std::abs(term);
             }
-            for (const auto* y : {&a, &b, &c}) { ASSERT_NEAR((*y)[at], exact, 1e-6 * size) << rows << " x " << w.in() << " x " << w.out(); }
+            for (const auto* y : {&a, &b, &c}) {
+                ASSERT_NEAR((*y)[at], exact, 1e-6 * size) << rows << " x " << w.in() << " x " << w.out();
+            }
         }
     }
 }
@@ -97,7 +105,8 @@ TEST(Kernels, CodedProductsAgreeWithDouble)
 TEST(Kernels, MatrixKeepsTheValuesOfTheFile)
 {
     std::mt19937 random(11);
-    for (const auto type : {StorageType::kF32, StorageType::kF16, StorageType::kBF16, StorageType::kQ8_0, StorageType::kQ4_0, StorageType::kQ4_1}) {
+    for (const auto type : {StorageType::kF32, StorageType::kF16, StorageType::kBF16, StorageType::kQ8_0,
+                            StorageType::kQ4_0, StorageType::kQ4_1}) {
         const BlockLayout layout = layout_of(type);
         std::vector<std::byte> bytes(64 / layout.elements * layout.bytes);
         for (auto& b : bytes) { b = static_cast<std::byte>(random() % 100); }
@@ -120,7 +129,10 @@ TEST(Kernels, SwigluAgreesWithDouble)
 {
     oasis::InlineExecutor executor;
     std::vector<float> gate_up;
-    for (const float g : {-1000.0F, -90.0F, -87.5F, -20.0F, -5.0F, -1.0F, -1e-6F, 0.0F, 1e-6F, 0.7F, 3.0F, 15.0F, 88.0F, 500.0F}) { gate_up.push_back(g); }
+    for (const float g :
+         {-1000.0F, -90.0F, -87.5F, -20.0F, -5.0F, -1.0F, -1e-6F, 0.0F, 1e-6F, 0.7F, 3.0F, 15.0F, 88.0F, 500.0F}) {
+        gate_up.push_back(g);
+    }
     for (int i = 0; i < 2000; ++i) { gate_up.push_back(static_cast<float>(i - 1000) * 0.0313F); }
     const std::size_t width = gate_up.size();
     gate_up.resize(2 * width, 1.0F);
@@ -144,9 +156,14 @@ TEST(Kernels, RmsNormAgreesWithDouble)
     rms_norm(threads, 3, 50, x.data(), weight.data(), 1e-5F, out.data());
     for (std::size_t r = 0; r < 3; ++r) {
         double squares = 0;
-        for (std::size_t i = 0; i < 50; ++i) { squares += static_cast<double>(x[r * 50 + i]) * static_cast<double>(x[r * 50 + i]); }
         for (std::size_t i = 0; i < 50; ++i) {
-            EXPECT_NEAR(out[r * 50 + i], static_cast<double>(x[r * 50 + i]) / std::sqrt(squares / 50 + 1e-5) * static_cast<double>(weight[i]), 1e-5);
+            squares += static_cast<double>(x[r * 50 + i]) * static_cast<double>(x[r * 50 + i]);
+        }
+        for (std::size_t i = 0; i < 50; ++i) {
+            EXPECT_NEAR(out[r * 50 + i],
+                        static_cast<double>(x[r * 50 + i]) / std::sqrt(squares / 50 + 1e-5) *
+                            static_cast<double>(weight[i]),
+                        1e-5);
         }
     }
 }

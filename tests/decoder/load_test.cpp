@@ -20,8 +20,7 @@ std::shared_ptr<const LoadedModel> load_gguf(const GgufWriter& writer)
     return load_model(folder / "model.gguf");
 }
 
-template <class Call>
-std::string error_of(const Call& call)
+template <class Call> std::string error_of(const Call& call)
 {
     try {
         (void)call();
@@ -67,7 +66,9 @@ TEST(LoadCases, DEC_09_BothContainersGiveTheSameTokenizer)
     const TinyModel tiny;
     const auto hf = load_folder(tiny), gguf = load_gguf(tiny.gguf());
     const std::string text = "ab<s> cab \xF0\x9F\x98\x80";
-    for (const auto specials : {Specials::kAsText, Specials::kRecognised}) { EXPECT_EQ(hf->tokenizer.encode(text, specials), gguf->tokenizer.encode(text, specials)); }
+    for (const auto specials : {Specials::kAsText, Specials::kRecognised}) {
+        EXPECT_EQ(hf->tokenizer.encode(text, specials), gguf->tokenizer.encode(text, specials));
+    }
     EXPECT_EQ(gguf->tokenizer.encode_prompt("<s>ab", Specials::kRecognised), (std::vector<TokenId>{257, 256}));
     EXPECT_FALSE(hf->tokenizer.adds_bos());
     EXPECT_TRUE(gguf->tokenizer.is_special(258));

@@ -18,7 +18,9 @@ inline std::atomic<std::size_t> peak_bytes{0};
 
 inline void* counted_allocation(std::size_t size, std::size_t alignment)
 {
-    void* p = alignment > alignof(std::max_align_t) ? std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment) : std::malloc(size ? size : 1);
+    void* p = alignment > alignof(std::max_align_t)
+                  ? std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
+                  : std::malloc(size ? size : 1);
     if (!p) { throw std::bad_alloc(); }
     const std::size_t now = live_bytes += ::malloc_usable_size(p);
     std::size_t peak = peak_bytes;
@@ -47,7 +49,10 @@ private:
 } // namespace oasis_decode::test
 
 void* operator new(std::size_t size) { return oasis_decode::test::counted_allocation(size, 0); }
-void* operator new(std::size_t size, std::align_val_t alignment) { return oasis_decode::test::counted_allocation(size, static_cast<std::size_t>(alignment)); }
+void* operator new(std::size_t size, std::align_val_t alignment)
+{
+    return oasis_decode::test::counted_allocation(size, static_cast<std::size_t>(alignment));
+}
 void operator delete(void* p) noexcept { oasis_decode::test::counted_release(p); }
 void operator delete(void* p, std::size_t) noexcept { oasis_decode::test::counted_release(p); }
 void operator delete(void* p, std::align_val_t) noexcept { oasis_decode::test::counted_release(p); }

@@ -16,7 +16,10 @@ struct Expected {
     double logsumexp = NAN;
 };
 
-TokenId argmax(const std::vector<float>& logits) { return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin()); }
+TokenId argmax(const std::vector<float>& logits)
+{
+    return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
 
 void compare(const Expected& expected, const std::vector<float>& logits)
 {
@@ -32,8 +35,8 @@ void compare(const Expected& expected, const std::vector<float>& logits)
 }
 
 /// Prefills `ids` in chunks, then decodes along `greedy` token by token; checks every expected position on the way.
-void follow(const std::shared_ptr<const LoadedModel>& model, const std::vector<TokenId>& ids, const std::vector<TokenId>& greedy,
-            const std::vector<Expected>& expected)
+void follow(const std::shared_ptr<const LoadedModel>& model, const std::vector<TokenId>& ids,
+            const std::vector<TokenId>& greedy, const std::vector<Expected>& expected)
 {
     oasis::ThreadPool threads;
     DenseRun run(model, threads, kChunk, static_cast<std::int64_t>(ids.size() + greedy.size()));
@@ -69,7 +72,8 @@ std::vector<Expected> expectations(const Json& list, const char* ids, const char
 {
     std::vector<Expected> out;
     for (const auto& entry : list) {
-        out.push_back({entry["position"], entry[ids].get<std::vector<TokenId>>(), entry[logits].get<std::vector<float>>(), entry.value("logsumexp", NAN)});
+        out.push_back({entry["position"], entry[ids].get<std::vector<TokenId>>(),
+                       entry[logits].get<std::vector<float>>(), entry.value("logsumexp", NAN)});
     }
     return out;
 }
@@ -97,7 +101,8 @@ protected:
         auto ids = item["prompt_ids"].get<std::vector<TokenId>>();
         const bool whole = ids.size() <= most_tokens;
         ids.resize(std::min(ids.size(), most_tokens));
-        follow(model_, ids, whole ? item["greedy_ids"].get<std::vector<TokenId>>() : std::vector<TokenId>(), expectations(item["top20"], "ids", "logits"));
+        follow(model_, ids, whole ? item["greedy_ids"].get<std::vector<TokenId>>() : std::vector<TokenId>(),
+               expectations(item["top20"], "ids", "logits"));
     }
 
     static inline std::shared_ptr<const LoadedModel> model_;
@@ -142,7 +147,8 @@ TEST_F(Retrieval, RowsDoNotDependOnTheirNeighbours)
     const auto a = wide.logits(39), b = eight.logits(7), c = single.logits(0);
     EXPECT_EQ(b, c);
     for (std::size_t i = 0; i < a.size(); ++i) { ASSERT_NEAR(a[i], b[i], 1e-3F) << "token " << i; }
-    EXPECT_EQ(std::memcmp(eight.llama().hidden().last(384).data(), single.llama().hidden().data(), 384 * sizeof(float)), 0);
+    EXPECT_EQ(std::memcmp(eight.llama().hidden().last(384).data(), single.llama().hidden().data(), 384 * sizeof(float)),
+              0);
 }
 
 TEST_F(Retrieval, ForwardRefusesWrongRows)
@@ -161,14 +167,18 @@ TEST_F(Retrieval, ForwardRefusesWrongRows)
         }
         return "no error";
     };
-    EXPECT_NE(text_of([&] { llama.forward(std::span(tokens).first(2), std::span(positions).first(2), none); }).find("4096"), std::string::npos);
+    EXPECT_NE(
+        text_of([&] { llama.forward(std::span(tokens).first(2), std::span(positions).first(2), none); }).find("4096"),
+        std::string::npos);
     const std::vector<TokenId> three = {1, 2, 3};
     EXPECT_NE(text_of([&] { llama.forward(three, positions, none); }).find("3 rows"), std::string::npos);
-    EXPECT_NE(text_of([&] { llama.forward(three, std::span(positions).first(2), none); }).find("2 positions"), std::string::npos);
+    EXPECT_NE(text_of([&] { llama.forward(three, std::span(positions).first(2), none); }).find("2 positions"),
+              std::string::npos);
     const std::vector<std::int64_t> negative = {-5};
     EXPECT_NE(text_of([&] { llama.forward(std::span(three).first(1), negative, none); }).find("-5"), std::string::npos);
     EXPECT_THROW(Llama(model_, executor, 0), oasis::InvalidArgument);
-    llama.forward(std::span(three).first(1), std::span(positions).first(1), [](int, const float*, const float*, const float*, float* out) { std::fill_n(out, 384, 0.0F); });
+    llama.forward(std::span(three).first(1), std::span(positions).first(1),
+                  [](int, const float*, const float*, const float*, float* out) { std::fill_n(out, 384, 0.0F); });
     const int wrong = 1;
     EXPECT_NE(text_of([&] { llama.logits(std::span(&wrong, 1), logits); }).find("row 1"), std::string::npos);
 }

@@ -26,7 +26,9 @@ std::string error_of(const std::string& bytes)
 void expect_error(const std::string& bytes, std::initializer_list<std::string> parts)
 {
     const std::string text = error_of(bytes);
-    for (const auto& part : parts) { EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is not in: " << text; }
+    for (const auto& part : parts) {
+        EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is not in: " << text;
+    }
 }
 
 std::string with_header(const std::string& header, std::size_t data = 64)
@@ -74,7 +76,9 @@ TEST(SafetensorsCases, DEC_01_TruncatedFiles)
     for (const std::size_t size : {whole.size() / 4, whole.size() * 999 / 1000, whole.size() - 1}) {
         expect_error(whole.substr(0, size), {"past the end of the file", std::to_string(size)});
     }
-    for (std::size_t size = 0; size < whole.size(); size += size < 3'000 ? 37 : 4'999) { EXPECT_NE(error_of(whole.substr(0, size)), "no error") << size; }
+    for (std::size_t size = 0; size < whole.size(); size += size < 3'000 ? 37 : 4'999) {
+        EXPECT_NE(error_of(whole.substr(0, size)), "no error") << size;
+    }
     const std::string shard = read_file(data_dir() / "retrieval-14m" / "model-00001-of-00002.safetensors");
     ASSERT_EQ(error_of(shard), "no error");
     for (const std::size_t size : {shard.size() / 4, shard.size() * 999 / 1000, shard.size() - 1}) {
@@ -84,7 +88,9 @@ TEST(SafetensorsCases, DEC_01_TruncatedFiles)
 
 TEST(SafetensorsCases, DEC_01_OffsetsAndOverlap)
 {
-    const auto one = [](const std::string& offsets, const std::string& shape = "[4]") { return with_header(R"({"bad":)" + entry("F32", shape, offsets) + "}"); };
+    const auto one = [](const std::string& offsets, const std::string& shape = "[4]") {
+        return with_header(R"({"bad":)" + entry("F32", shape, offsets) + "}");
+    };
     EXPECT_EQ(error_of(one("[0,16]")), "no error");
     expect_error(one("[16,0]"), {"bad", "begins at offset 16 after its end 0"});
     expect_error(one("[1099511627776,1099511627792]"), {"bad", "1099511627776", "past the end"});
@@ -96,7 +102,9 @@ TEST(SafetensorsCases, DEC_01_OffsetsAndOverlap)
     expect_error(one("[0]"), {"bad", "holds 1 numbers"});
     expect_error(one("[-1,15]"), {"bad", "-1"});
     expect_error(one("[0,16.5]"), {"bad", "16.5"});
-    expect_error(with_header(R"({"a":)" + entry("F32", "[4]", "[0,16]") + R"(,"b":)" + entry("F32", "[4]", "[12,28]") + "}"), {"b", "overlaps", "a"});
+    expect_error(
+        with_header(R"({"a":)" + entry("F32", "[4]", "[0,16]") + R"(,"b":)" + entry("F32", "[4]", "[12,28]") + "}"),
+        {"b", "overlaps", "a"});
 }
 
 TEST(SafetensorsCases, DEC_03_Headers)
@@ -115,7 +123,8 @@ TEST(SafetensorsCases, DEC_03_Headers)
     expect_error(with_header(std::string(1'000'000, '[')), {"not an object"});
     const std::string good = entry("F32", "[4]", "[0,16]");
     expect_error(with_header("{\"a\":" + good + ",\"a\":" + good + "}"), {"duplicate key", "a"});
-    expect_error(with_header(R"({"a":{"dtype":"F32","dtype":"F32","shape":[4],"data_offsets":[0,16]}})"), {"duplicate key dtype"});
+    expect_error(with_header(R"({"a":{"dtype":"F32","dtype":"F32","shape":[4],"data_offsets":[0,16]}})"),
+                 {"duplicate key dtype"});
     expect_error(with_header(R"({"a":{"dtype":"F32","shape":[4]}})"), {"a", "needs dtype, shape and data_offsets"});
     expect_error(with_header(R"({"a":{"dtype":"F32","shape":{},"data_offsets":[0,16]}})"), {"unexpected an object"});
     expect_error(with_header(R"({"a":{"dtype":"F32","shape":[[4]],"data_offsets":[0,16]}})"), {"unexpected an array"});
@@ -139,8 +148,10 @@ TEST(SafetensorsCases, DEC_03_Index)
         return "no error";
     };
     EXPECT_EQ(error_with(R"({"weight_map":{"model.norm.weight":"model.safetensors"}})"), "no error");
-    EXPECT_NE(error_with(R"({"weight_map":{"lost":"model.safetensors"}})").find("lost is not in model.safetensors"), std::string::npos);
-    EXPECT_NE(error_with(R"({"weight_map":{"x":"../model.safetensors"}})").find("not a file of this folder"), std::string::npos);
+    EXPECT_NE(error_with(R"({"weight_map":{"lost":"model.safetensors"}})").find("lost is not in model.safetensors"),
+              std::string::npos);
+    EXPECT_NE(error_with(R"({"weight_map":{"x":"../model.safetensors"}})").find("not a file of this folder"),
+              std::string::npos);
     EXPECT_NE(error_with(R"({"weight_map":{"x":".."}})").find("not a file of this folder"), std::string::npos);
     EXPECT_NE(error_with(R"({"weight_map":{"x":7}})").find("7"), std::string::npos);
     EXPECT_NE(error_with(R"({"weight_map":{"x":"a","x":"a"}})").find("duplicate key"), std::string::npos);

@@ -75,8 +75,7 @@ inline std::string read_file(const std::filesystem::path& path)
     return {std::istreambuf_iterator<char>(in), {}};
 }
 
-template <class T>
-void put(std::string& out, T value)
+template <class T> void put(std::string& out, T value)
 {
     char bytes[sizeof value];
     std::memcpy(bytes, &value, sizeof value);
@@ -85,7 +84,7 @@ void put(std::string& out, T value)
 
 struct Float32Tensor {
     std::string name;
-    std::vector<std::int64_t> shape;   // outermost first
+    std::vector<std::int64_t> shape; // outermost first
     std::vector<float> values;
 };
 
@@ -101,7 +100,9 @@ struct SafetensorsWriter {
 
     void add(const Float32Tensor& tensor)
     {
-        header[tensor.name] = {{"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {data.size(), data.size() + 4 * tensor.values.size()}}};
+        header[tensor.name] = {{"dtype", "F32"},
+                               {"shape", tensor.shape},
+                               {"data_offsets", {data.size(), data.size() + 4 * tensor.values.size()}}};
         data += raw_bytes(tensor.values);
     }
     std::string str() const { return with_header(header.dump()); }
@@ -150,7 +151,8 @@ struct GgufWriter {
         for (const auto& value : values) { put_string(keys, value); }
     }
     void add(const Float32Tensor& tensor) { add_raw(tensor.name, tensor.shape, 0, raw_bytes(tensor.values)); }
-    void add_raw(const std::string& name, const std::vector<std::int64_t>& shape, std::uint32_t type, const std::string& bytes)
+    void add_raw(const std::string& name, const std::vector<std::int64_t>& shape, std::uint32_t type,
+                 const std::string& bytes)
     {
         data.resize((data.size() + 31) / 32 * 32);
         infos.push_back({name, shape, type, data.size()});
@@ -170,7 +172,9 @@ struct GgufWriter {
         for (const auto& info : infos) {
             put_string(out, info.name);
             put<std::uint32_t>(out, static_cast<std::uint32_t>(info.shape.size()));
-            for (auto it = info.shape.rbegin(); it != info.shape.rend(); ++it) { put<std::uint64_t>(out, static_cast<std::uint64_t>(*it)); }
+            for (auto it = info.shape.rbegin(); it != info.shape.rend(); ++it) {
+                put<std::uint64_t>(out, static_cast<std::uint64_t>(*it));
+            }
             put<std::uint32_t>(out, info.type);
             put<std::uint64_t>(out, info.offset);
         }
@@ -185,7 +189,8 @@ public:
     DenseAttention(const ModelConfig& config, oasis::Executor& executor, std::int64_t capacity)
         : config_(config), executor_(&executor), capacity_(capacity)
     {
-        const auto cells = static_cast<std::size_t>(std::int64_t{config.layers} * config.kv_heads * config.head_dim * capacity);
+        const auto cells =
+            static_cast<std::size_t>(std::int64_t{config.layers} * config.kv_heads * config.head_dim * capacity);
         keys_.resize(cells);
         values_.resize(cells);
     }
@@ -193,14 +198,18 @@ public:
     /// The rows of the next forward are at positions first, first + 1, ...
     Attention rows(std::int64_t first, std::int64_t count)
     {
-        return [this, first, count](int layer, const float* q, const float* k, const float* v, float* out) { attend(layer, first, count, q, k, v, out); };
+        return [this, first, count](int layer, const float* q, const float* k, const float* v, float* out) {
+            attend(layer, first, count, q, k, v, out);
+        };
     }
 
     /// K of a position, [head_dim].
     std::vector<float> key(int layer, int head, std::int64_t position) const
     {
         std::vector<float> out;
-        for (std::int64_t c = 0; c < config_.head_dim; ++c) { out.push_back(keys_[plane(layer, head) + static_cast<std::size_t>(c * capacity_ + position)]); }
+        for (std::int64_t c = 0; c < config_.head_dim; ++c) {
+            out.push_back(keys_[plane(layer, head) + static_cast<std::size_t>(c * capacity_ + position)]);
+        }
         return out;
     }
 
@@ -210,14 +219,17 @@ private:
         return static_cast<std::size_t>((layer * std::int64_t{config_.kv_heads} + head) * config_.head_dim * capacity_);
     }
 
-    void attend(int layer, std::int64_t first, std::int64_t count, const float* q, const float* k, const float* v, float* out)
+    void attend(int layer, std::int64_t first, std::int64_t count, const float* q, const float* k, const float* v,
+                float* out)
     {
         const std::int64_t d = config_.head_dim;
         for (std::int64_t r = 0; r < count; ++r) {
             for (std::int64_t h = 0; h < config_.kv_heads; ++h) {
                 for (std::int64_t c = 0; c < d; ++c) {
-                    keys_[plane(layer, h) + static_cast<std::size_t>(c * capacity_ + first + r)] = k[(r * config_.kv_heads + h) * d + c];
-                    values_[plane(layer, h) + static_cast<std::size_t>((first + r) * d + c)] = v[(r * config_.kv_heads + h) * d + c];
+                    keys_[plane(layer, h) + static_cast<std::size_t>(c * capacity_ + first + r)] =
+                        k[(r * config_.kv_heads + h) * d + c];
+                    values_[plane(layer, h) + static_cast<std::size_t>((first + r) * d + c)] =
+                        v[(r * config_.kv_heads + h) * d + c];
                 }
             }
         }
@@ -253,14 +265,16 @@ private:
             const float* const value = values_.data() + base + static_cast<std::size_t>(j * d);
             for (std::int64_t c = 0; c < d; ++c) { sum[static_cast<std::size_t>(c)] += p * value[c]; }
         }
-        for (std::int64_t c = 0; c < d; ++c) { out[c] = static_cast<float>(static_cast<double>(sum[static_cast<std::size_t>(c)]) / total); }
+        for (std::int64_t c = 0; c < d; ++c) {
+            out[c] = static_cast<float>(static_cast<double>(sum[static_cast<std::size_t>(c)]) / total);
+        }
     }
 
     ModelConfig config_;
     oasis::Executor* executor_;
     std::int64_t capacity_;
-    std::vector<float> keys_;     // [layer, kv head, d, capacity]
-    std::vector<float> values_;   // [layer, kv head, capacity, d]
+    std::vector<float> keys_;   // [layer, kv head, d, capacity]
+    std::vector<float> values_; // [layer, kv head, capacity, d]
 };
 
 /// One sequence through a model, dense.

@@ -11,9 +11,10 @@ namespace oasis_decode::test {
 
 /// 256 byte tokens, one merge, two special tokens: 259 in all.
 struct TinyModel {
-    static constexpr std::int64_t kLayers = 2, kHidden = 64, kHeads = 4, kKvHeads = 2, kHeadDim = 32, kInner = 96, kVocab = 259;
+    static constexpr std::int64_t kLayers = 2, kHidden = 64, kHeads = 4, kKvHeads = 2, kHeadDim = 32, kInner = 96,
+                                  kVocab = 259;
 
-    std::vector<Float32Tensor> tensors;   // with the names and the order of HF
+    std::vector<Float32Tensor> tensors; // with the names and the order of HF
     Json config;
     Json tokenizer;
 
@@ -22,7 +23,8 @@ struct TinyModel {
         std::mt19937 random(seed);
         const auto add = [&](const std::string& name, std::vector<std::int64_t> shape, float spread, float mean = 0) {
             std::normal_distribution<float> draw(mean, spread);
-            const std::int64_t count = std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+            const std::int64_t count =
+                std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
             Float32Tensor tensor{name, std::move(shape), std::vector<float>(static_cast<std::size_t>(count))};
             for (float& x : tensor.values) { x = draw(random); }
             tensors.push_back(std::move(tensor));
@@ -41,15 +43,27 @@ struct TinyModel {
             add(prefix + "mlp.up_proj.weight", {kInner, kHidden}, 0.15F);
             add(prefix + "mlp.down_proj.weight", {kHidden, kInner}, 0.15F);
         }
-        config = {{"architectures", {"LlamaForCausalLM"}}, {"num_hidden_layers", kLayers}, {"hidden_size", kHidden}, {"num_attention_heads", kHeads},
-                  {"num_key_value_heads", kKvHeads}, {"head_dim", kHeadDim}, {"intermediate_size", kInner}, {"vocab_size", kVocab},
-                  {"max_position_embeddings", 512}, {"rope_theta", 10000.0}, {"rms_norm_eps", 1e-5}, {"tie_word_embeddings", true},
-                  {"eos_token_id", 258}, {"bos_token_id", 257}};
+        config = {{"architectures", {"LlamaForCausalLM"}},
+                  {"num_hidden_layers", kLayers},
+                  {"hidden_size", kHidden},
+                  {"num_attention_heads", kHeads},
+                  {"num_key_value_heads", kKvHeads},
+                  {"head_dim", kHeadDim},
+                  {"intermediate_size", kInner},
+                  {"vocab_size", kVocab},
+                  {"max_position_embeddings", 512},
+                  {"rope_theta", 10000.0},
+                  {"rms_norm_eps", 1e-5},
+                  {"tie_word_embeddings", true},
+                  {"eos_token_id", 258},
+                  {"bos_token_id", 257}};
         Json vocab = Json::object();
         for (int i = 0; i < 256; ++i) { vocab[to_byte_alphabet(std::string(1, static_cast<char>(i)))] = i; }
         vocab["ab"] = 256;
         tokenizer = {{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"a b"}}}},
-                     {"added_tokens", {{{"id", 257}, {"content", "<s>"}, {"special", true}}, {{"id", 258}, {"content", "</s>"}, {"special", true}}}},
+                     {"added_tokens",
+                      {{{"id", 257}, {"content", "<s>"}, {"special", true}},
+                       {{"id", 258}, {"content", "</s>"}, {"special", true}}}},
                      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}}};
     }
 
@@ -58,7 +72,10 @@ struct TinyModel {
         return *std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.name == name; });
     }
 
-    void add_head(std::vector<float> values) { tensors.push_back({"lm_head.weight", {kVocab, kHidden}, std::move(values)}); }
+    void add_head(std::vector<float> values)
+    {
+        tensors.push_back({"lm_head.weight", {kVocab, kHidden}, std::move(values)});
+    }
 
     SafetensorsWriter safetensors() const
     {
@@ -111,22 +128,35 @@ private:
     static Float32Tensor gguf_form(const Float32Tensor& tensor)
     {
         static const std::vector<std::pair<std::string, std::string>> kNames = {
-            {"model.embed_tokens", "token_embd"}, {"model.norm", "output_norm"}, {"lm_head", "output"}, {"model.layers.", "blk."},
-            {"input_layernorm", "attn_norm"}, {"self_attn.q_proj", "attn_q"}, {"self_attn.k_proj", "attn_k"}, {"self_attn.v_proj", "attn_v"},
-            {"self_attn.o_proj", "attn_output"}, {"post_attention_layernorm", "ffn_norm"}, {"mlp.gate_proj", "ffn_gate"},
-            {"mlp.up_proj", "ffn_up"}, {"mlp.down_proj", "ffn_down"}};
+            {"model.embed_tokens", "token_embd"},
+            {"model.norm", "output_norm"},
+            {"lm_head", "output"},
+            {"model.layers.", "blk."},
+            {"input_layernorm", "attn_norm"},
+            {"self_attn.q_proj", "attn_q"},
+            {"self_attn.k_proj", "attn_k"},
+            {"self_attn.v_proj", "attn_v"},
+            {"self_attn.o_proj", "attn_output"},
+            {"post_attention_layernorm", "ffn_norm"},
+            {"mlp.gate_proj", "ffn_gate"},
+            {"mlp.up_proj", "ffn_up"},
+            {"mlp.down_proj", "ffn_down"}};
         Float32Tensor out = tensor;
         for (const auto& [from, to] : kNames) {
             if (const auto at = out.name.find(from); at != std::string::npos) { out.name.replace(at, from.size(), to); }
         }
-        if (out.name.find("attn_q.") == std::string::npos && out.name.find("attn_k.") == std::string::npos) { return out; }
+        if (out.name.find("attn_q.") == std::string::npos && out.name.find("attn_k.") == std::string::npos) {
+            return out;
+        }
         // As converters do: [head, half, pair, in] becomes [head, pair, half, in].
         std::size_t target = 0;
         for (std::int64_t head = 0; head < tensor.shape[0] / kHeadDim; ++head) {
             for (std::int64_t pair = 0; pair < kHeadDim / 2; ++pair) {
                 for (std::int64_t half = 0; half < 2; ++half) {
                     const std::int64_t row = head * kHeadDim + half * (kHeadDim / 2) + pair;
-                    for (std::int64_t c = 0; c < kHidden; ++c) { out.values[target++] = tensor.values[static_cast<std::size_t>(row * kHidden + c)]; }
+                    for (std::int64_t c = 0; c < kHidden; ++c) {
+                        out.values[target++] = tensor.values[static_cast<std::size_t>(row * kHidden + c)];
+                    }
                 }
             }
         }

@@ -28,17 +28,39 @@ const Tokenizer* smollm2()
     return &tokenizer;
 }
 
-#define OASIS_NEEDS_SMOLLM2() \
+#define OASIS_NEEDS_SMOLLM2()                                                                                          \
     if (!smollm2()) { GTEST_SKIP() << "SmolLM2-135M-Instruct.Q4_1.gguf is not in $OASIS_TEST_MODEL_DIR"; }
 
 /// Valid UTF-8 of every kind that has gone wrong somewhere.
 const std::vector<std::string>& strings()
 {
-    static const std::vector<std::string> list = {
-        "", " ", "  ", "\n", " leading", "trailing ", "  both  ", "\t\ttabs\t", "a\r\nb\r\n", "don't we'll I'M they've 'tis",
-        "\xF0\x9F\x98\x80\xF0\x9F\x91\xA8\xE2\x80\x8D\xF0\x9F\x91\xA9", "e\xCC\x81 a\xCC\x8A\xCC\xA7", "\xE4\xBD\xA0\xE5\xA5\xBD", "<|eot_id|>", "<|end|>",
-        "<|im_start|>user\nhi<|im_end|>", "1 22 333 4444", "3.14e-10", "\xC2\xBD \xE2\x85\xA7 \xD9\xA3", "\xC2\xA0nbsp\xE3\x80\x80wide", "\xE1\xA0\x8E",
-        bytes_text({"nul\0inside", 10}), bytes_text({"\0", 1}), "\xEF\xBB\xBF" "bom", "def f(x):\n    return x**2\n", "\xED\x9F\xBF\xEE\x80\x80\xF4\x8F\xBF\xBF"};
+    static const std::vector<std::string> list = {"",
+                                                  " ",
+                                                  "  ",
+                                                  "\n",
+                                                  " leading",
+                                                  "trailing ",
+                                                  "  both  ",
+                                                  "\t\ttabs\t",
+                                                  "a\r\nb\r\n",
+                                                  "don't we'll I'M they've 'tis",
+                                                  "\xF0\x9F\x98\x80\xF0\x9F\x91\xA8\xE2\x80\x8D\xF0\x9F\x91\xA9",
+                                                  "e\xCC\x81 a\xCC\x8A\xCC\xA7",
+                                                  "\xE4\xBD\xA0\xE5\xA5\xBD",
+                                                  "<|eot_id|>",
+                                                  "<|end|>",
+                                                  "<|im_start|>user\nhi<|im_end|>",
+                                                  "1 22 333 4444",
+                                                  "3.14e-10",
+                                                  "\xC2\xBD \xE2\x85\xA7 \xD9\xA3",
+                                                  "\xC2\xA0nbsp\xE3\x80\x80wide",
+                                                  "\xE1\xA0\x8E",
+                                                  bytes_text({"nul\0inside", 10}),
+                                                  bytes_text({"\0", 1}),
+                                                  "\xEF\xBB\xBF"
+                                                  "bom",
+                                                  "def f(x):\n    return x**2\n",
+                                                  "\xED\x9F\xBF\xEE\x80\x80\xF4\x8F\xBF\xBF"};
     return list;
 }
 
@@ -60,7 +82,8 @@ TEST(TokenizerCases, DEC_09_PromptsOfTheReferenceRoundTrip)
     for (const auto& item : reference["items"]) {
         for (const char* key : {"prompt_ids", "greedy_ids"}) {
             const auto ids = item[key].get<Ids>();
-            EXPECT_EQ(retrieval().encode(retrieval().decode(ids), Specials::kRecognised), ids) << item["task"] << " " << key;
+            EXPECT_EQ(retrieval().encode(retrieval().decode(ids), Specials::kRecognised), ids)
+                << item["task"] << " " << key;
         }
     }
 }
@@ -70,7 +93,9 @@ TEST(TokenizerCases, DEC_09_DecodeOfEncodeIsTheText)
     for (const auto& text : strings()) {
         for (const auto specials : {Specials::kAsText, Specials::kRecognised}) {
             EXPECT_EQ(retrieval().decode(retrieval().encode(text, specials)), text) << text;
-            if (smollm2() && smollm2()->unencodable(text) == 0) { EXPECT_EQ(smollm2()->decode(smollm2()->encode(text, specials)), text) << text; }
+            if (smollm2() && smollm2()->unencodable(text) == 0) {
+                EXPECT_EQ(smollm2()->decode(smollm2()->encode(text, specials)), text) << text;
+            }
         }
     }
     for (unsigned code = 0; code < 0x3000; ++code) {
@@ -80,7 +105,8 @@ TEST(TokenizerCases, DEC_09_DecodeOfEncodeIsTheText)
         } else if (code < 0x800) {
             text += {static_cast<char>(0xC0 | (code >> 6)), static_cast<char>(0x80 | (code & 63))};
         } else {
-            text += {static_cast<char>(0xE0 | (code >> 12)), static_cast<char>(0x80 | ((code >> 6) & 63)), static_cast<char>(0x80 | (code & 63))};
+            text += {static_cast<char>(0xE0 | (code >> 12)), static_cast<char>(0x80 | ((code >> 6) & 63)),
+                     static_cast<char>(0x80 | (code & 63))};
         }
         ASSERT_EQ(retrieval().decode(retrieval().encode(text)), text) << "U+" << std::hex << code;
     }
@@ -100,7 +126,8 @@ TEST(TokenizerCases, DEC_09_SpecialTokensInUserTextAreText)
 
 TEST(TokenizerCases, DEC_09_InvalidUtf8PassesThrough)
 {
-    for (const std::string text : {"\xFF", "a\xC3", "\xC3(", "\xE2\x82", "ok \xF0\x9F\x98 no", "\xED\xA0\x80", "\xC0\x80", "\xF5\x80\x80\x80"}) {
+    for (const std::string text :
+         {"\xFF", "a\xC3", "\xC3(", "\xE2\x82", "ok \xF0\x9F\x98 no", "\xED\xA0\x80", "\xC0\x80", "\xF5\x80\x80\x80"}) {
         EXPECT_EQ(retrieval().unencodable(text), 0U);
         EXPECT_EQ(retrieval().decode(retrieval().encode(text)), text);
     }
@@ -128,9 +155,13 @@ Json small_tokenizer()
     vocab["abab"] = 257;
     vocab["<s>"] = 258;
     return {{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"a b", Json::array({"ab", "ab"})}}}},
-            {"added_tokens", {{{"id", 258}, {"content", "<s>"}, {"special", true}}, {{"id", 259}, {"content", "<word>"}, {"special", false}}}},
+            {"added_tokens",
+             {{{"id", 258}, {"content", "<s>"}, {"special", true}},
+              {{"id", 259}, {"content", "<word>"}, {"special", false}}}},
             {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
-            {"post_processor", {{"type", "TemplateProcessing"}, {"single", {{{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}}}}}}}}};
+            {"post_processor",
+             {{"type", "TemplateProcessing"},
+              {"single", {{{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}}}}}}}}};
 }
 
 TEST(TokenizerCases, DEC_09_ExactlyOneBos)

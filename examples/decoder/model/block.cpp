@@ -86,7 +86,8 @@ Matrix WeightReader::matrix(std::initializer_list<Part> parts, std::int64_t in)
             // Within each head, row 2i + s of the file is row i + s d/2 of the halves order.
             const std::int64_t d = part.head_dim;
             const std::int64_t target = d == 0 ? r : r / d * d + r % d / 2 + r % 2 * (d / 2);
-            matrix.set_row(base + target, tensor.type, tensor.bytes.subspan(static_cast<std::size_t>(r) * row_bytes, row_bytes));
+            matrix.set_row(base + target, tensor.type,
+                           tensor.bytes.subspan(static_cast<std::size_t>(r) * row_bytes, row_bytes));
         }
         base += part.out;
     }
@@ -112,7 +113,8 @@ BlockWeights read_block(WeightReader& reader, const ModelConfig& config, const B
 
 BlockRunner::BlockRunner(const ModelConfig& config, oasis::Executor& executor, int max_rows)
     : config_(config),
-      multiply_(executor, std::max({std::int64_t{config.hidden}, std::int64_t{config.q_heads} * config.head_dim, std::int64_t{config.intermediate}})),
+      multiply_(executor, std::max({std::int64_t{config.hidden}, std::int64_t{config.q_heads} * config.head_dim,
+                                    std::int64_t{config.intermediate}})),
       max_rows_(max_rows)
 {
     oasis::detail::expects(max_rows >= 1, "BlockRunner: max_rows ", max_rows, " is less than 1");
@@ -120,7 +122,8 @@ BlockRunner::BlockRunner(const ModelConfig& config, oasis::Executor& executor, i
     const std::int64_t q_width = std::int64_t{config.q_heads} * config.head_dim;
     const std::int64_t kv_width = std::int64_t{config.kv_heads} * config.head_dim;
     for (std::int64_t i = 0; i < half; ++i) {
-        frequency_.push_back(std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim)));
+        frequency_.push_back(
+            std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim)));
     }
     cosine_ = Buffer(cells(max_rows, half));
     sine_ = Buffer(cells(max_rows, half));
@@ -136,8 +139,8 @@ BlockRunner::BlockRunner(const ModelConfig& config, oasis::Executor& executor, i
 
 void BlockRunner::set_positions(std::span<const std::int64_t> positions)
 {
-    oasis::detail::expects(!positions.empty() && positions.size() <= static_cast<std::size_t>(max_rows_), "BlockRunner: ", positions.size(),
-                           " rows, not from 1 to ", max_rows_);
+    oasis::detail::expects(!positions.empty() && positions.size() <= static_cast<std::size_t>(max_rows_),
+                           "BlockRunner: ", positions.size(), " rows, not from 1 to ", max_rows_);
     for (std::size_t r = 0; r < positions.size(); ++r) {
         oasis::detail::expects(positions[r] >= 0, "BlockRunner: row ", r, " is at position ", positions[r]);
         for (std::size_t i = 0; i < frequency_.size(); ++i) {

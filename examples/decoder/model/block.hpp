@@ -27,20 +27,20 @@ using Attention = std::function<void(int layer, const float* q, const float* k, 
 
 /// A block's weights; matrices are [out, in].
 struct BlockWeights {
-    Buffer attention_norm;   ///< [hidden]
-    Matrix qkv;              ///< [(q_heads + 2 kv_heads) d, hidden]: query rows, key rows, value rows
-    Matrix output;           ///< [hidden, q_heads d]
-    Buffer mlp_norm;         ///< [hidden]
-    Matrix gate_up;          ///< [2 intermediate, hidden]: gate rows, up rows
-    Matrix down;             ///< [hidden, intermediate]
+    Buffer attention_norm; ///< [hidden]
+    Matrix qkv;            ///< [(q_heads + 2 kv_heads) d, hidden]: query rows, key rows, value rows
+    Matrix output;         ///< [hidden, q_heads d]
+    Buffer mlp_norm;       ///< [hidden]
+    Matrix gate_up;        ///< [2 intermediate, hidden]: gate rows, up rows
+    Matrix down;           ///< [hidden, intermediate]
 };
 
 /// How a container names and orders a block's tensors.
 struct BlockNames {
     std::string attention_norm, q, k, v, output, mlp_norm, gate, up, down;
-    bool adjacent_pairs = false;   ///< q and k rows are ordered for RoPE on neighbours (GGUF), to be put in halves
+    bool adjacent_pairs = false; ///< q and k rows are ordered for RoPE on neighbours (GGUF), to be put in halves
 };
-BlockNames hf_block_names(const std::string& prefix);     ///< "model.layers.3."
+BlockNames hf_block_names(const std::string& prefix); ///< "model.layers.3."
 BlockNames gguf_block_names(int layer);
 
 /// Finds tensors of a given shape, converts them, and remembers which were used.

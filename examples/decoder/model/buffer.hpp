@@ -14,8 +14,7 @@
 namespace oasis_decode {
 
 /// `count` values of a trivial type.
-template <class T>
-class Array {
+template <class T> class Array {
 public:
     Array() = default;
     explicit Array(std::size_t count) : size_(count)

@@ -18,7 +18,7 @@ struct Utf8Step {
     char32_t code = 0;
     std::size_t bytes = 1;
     bool valid = false;
-    bool truncated = false;   ///< the text ends inside what could become a valid character
+    bool truncated = false; ///< the text ends inside what could become a valid character
 };
 Utf8Step next_utf8(std::string_view text) noexcept;
 

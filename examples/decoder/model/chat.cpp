@@ -9,11 +9,16 @@ constexpr std::string_view kEnd = "<|im_end|>";
 
 } // namespace
 
-bool has_chatml(const Tokenizer& tokenizer) { return tokenizer.token_id(kStart).has_value() && tokenizer.token_id(kEnd).has_value(); }
+bool has_chatml(const Tokenizer& tokenizer)
+{
+    return tokenizer.token_id(kStart).has_value() && tokenizer.token_id(kEnd).has_value();
+}
 
 std::vector<TokenId> encode_chat(const Tokenizer& tokenizer, std::span<const ChatMessage> messages, bool open_answer)
 {
-    if (!has_chatml(tokenizer)) { throw oasis::Unsupported("the model has no chat form: its vocabulary lacks <|im_start|> or <|im_end|>"); }
+    if (!has_chatml(tokenizer)) {
+        throw oasis::Unsupported("the model has no chat form: its vocabulary lacks <|im_start|> or <|im_end|>");
+    }
     const TokenId start = *tokenizer.token_id(kStart);
     const TokenId end = *tokenizer.token_id(kEnd);
     std::vector<TokenId> ids;

@@ -19,9 +19,13 @@ void check(const ModelConfig& config, const std::string& what)
         fail(what, ": ", config.q_heads, " query heads are not a multiple of ", config.kv_heads, " KV heads");
     }
     if (config.head_dim % 2 != 0) { fail(what, ": head size ", config.head_dim, " is odd, RoPE needs pairs"); }
-    if (!std::isfinite(config.rms_eps) || config.rms_eps <= 0) { fail(what, ": RMS epsilon ", config.rms_eps, " is not positive"); }
+    if (!std::isfinite(config.rms_eps) || config.rms_eps <= 0) {
+        fail(what, ": RMS epsilon ", config.rms_eps, " is not positive");
+    }
     for (const auto id : config.eos) {
-        if (config.vocab > 0 && id >= config.vocab) { fail(what, ": eos token ", id, " is outside the vocabulary of ", config.vocab); }
+        if (config.vocab > 0 && id >= config.vocab) {
+            fail(what, ": eos token ", id, " is outside the vocabulary of ", config.vocab);
+        }
     }
     if (config.bos && config.vocab > 0 && *config.bos >= config.vocab) {
         fail(what, ": bos token ", *config.bos, " is outside the vocabulary of ", config.vocab);
@@ -33,7 +37,9 @@ void refuse_scaling(const Json& scaling, const char* key, const std::string& wha
     if (!scaling.is_object()) { fail(what, ": \"", key, "\" is ", shown(scaling), ", not an object"); }
     std::string type = string_member(scaling, "rope_type", "", what);
     if (type.empty()) { type = string_member(scaling, "type", "default", what); }
-    if (type != "default") { fail(what, ": RoPE scaling \"", type, "\" in \"", key, "\" is not supported; only \"default\" is"); }
+    if (type != "default") {
+        fail(what, ": RoPE scaling \"", type, "\" in \"", key, "\" is not supported; only \"default\" is");
+    }
 }
 
 void read_rope(const Json& json, ModelConfig& config, const std::string& what)
@@ -54,7 +60,8 @@ void read_eos(const Json& json, ModelConfig& config, const std::string& what)
     if (!eos) { return; }
     const Json list = eos->is_array() ? *eos : Json::array({*eos});
     for (const Json& id : list) {
-        config.eos.push_back(static_cast<oasis::TokenId>(integer_member(Json{{"eos_token_id", id}}, "eos_token_id", 0, kMostVocabulary, what)));
+        config.eos.push_back(static_cast<oasis::TokenId>(
+            integer_member(Json{{"eos_token_id", id}}, "eos_token_id", 0, kMostVocabulary, what)));
     }
 }
 
@@ -63,7 +70,8 @@ std::int32_t extent(const Json& json, const char* key, std::int64_t most, const 
     return static_cast<std::int32_t>(integer_member(json, key, 1, most, what));
 }
 
-std::int32_t extent(const GgufFile& file, const std::string& key, std::int64_t most, std::optional<std::int64_t> absent = std::nullopt)
+std::int32_t extent(const GgufFile& file, const std::string& key, std::int64_t most,
+                    std::optional<std::int64_t> absent = std::nullopt)
 {
     auto value = file.integer(key);
     if (!value) { value = absent; }
@@ -83,8 +91,13 @@ std::optional<oasis::TokenId> token_key(const GgufFile& file, const char* key)
 void refuse_gguf_variants(const GgufFile& file)
 {
     const std::string scaling = file.string("llama.rope.scaling.type").value_or("none");
-    if (scaling != "none") { fail(file.label(), ": RoPE scaling \"", scaling, "\" in llama.rope.scaling.type is not supported; only \"none\" is"); }
-    if (file.find("rope_freqs.weight")) { fail(file.label(), ": RoPE frequency factors (tensor rope_freqs.weight) are not supported"); }
+    if (scaling != "none") {
+        fail(file.label(), ": RoPE scaling \"", scaling,
+             "\" in llama.rope.scaling.type is not supported; only \"none\" is");
+    }
+    if (file.find("rope_freqs.weight")) {
+        fail(file.label(), ": RoPE frequency factors (tensor rope_freqs.weight) are not supported");
+    }
     if (const auto experts = file.integer("llama.expert_count").value_or(0); experts > 0) {
         fail(file.label(), ": ", experts, " experts (llama.expert_count) are not supported");
     }
@@ -96,7 +109,9 @@ ModelConfig config_from_json(const Json& json, const std::string& what)
 {
     ModelConfig config;
     const Json* names = member(json, "architectures");
-    if (names && names->is_array() && names->size() == 1 && names->front().is_string()) { config.architecture = names->front().get<std::string>(); }
+    if (names && names->is_array() && names->size() == 1 && names->front().is_string()) {
+        config.architecture = names->front().get<std::string>();
+    }
     if (config.architecture != "LlamaForCausalLM") {
         fail(what, ": architecture ", names ? shown(*names) : "(none)", " is not supported; [\"LlamaForCausalLM\"] is");
     }
@@ -109,9 +124,11 @@ ModelConfig config_from_json(const Json& json, const std::string& what)
     config.layers = extent(json, "num_hidden_layers", kMostLayers, what);
     config.hidden = extent(json, "hidden_size", kMostWidth, what);
     config.q_heads = extent(json, "num_attention_heads", kMostHeads, what);
-    config.kv_heads = member(json, "num_key_value_heads") ? extent(json, "num_key_value_heads", kMostHeads, what) : config.q_heads;
+    config.kv_heads =
+        member(json, "num_key_value_heads") ? extent(json, "num_key_value_heads", kMostHeads, what) : config.q_heads;
     if (!member(json, "head_dim") && config.hidden % config.q_heads != 0) {
-        fail(what, ": no \"head_dim\", and ", config.hidden, " channels do not divide among ", config.q_heads, " heads");
+        fail(what, ": no \"head_dim\", and ", config.hidden, " channels do not divide among ", config.q_heads,
+             " heads");
     }
     config.head_dim = member(json, "head_dim") ? extent(json, "head_dim", 4096, what) : config.hidden / config.q_heads;
     config.intermediate = extent(json, "intermediate_size", kMostWidth, what);
@@ -119,8 +136,12 @@ ModelConfig config_from_json(const Json& json, const std::string& what)
     config.context = integer_member(json, "max_position_embeddings", 1, kMostContext, what);
     config.rms_eps = static_cast<float>(positive_member(json, "rms_norm_eps", what));
     read_rope(json, config, what);
-    if (member(json, "tie_word_embeddings")) { config.tied_flag = flag_member(json, "tie_word_embeddings", false, what); }
-    if (member(json, "bos_token_id")) { config.bos = static_cast<oasis::TokenId>(integer_member(json, "bos_token_id", 0, kMostVocabulary, what)); }
+    if (member(json, "tie_word_embeddings")) {
+        config.tied_flag = flag_member(json, "tie_word_embeddings", false, what);
+    }
+    if (member(json, "bos_token_id")) {
+        config.bos = static_cast<oasis::TokenId>(integer_member(json, "bos_token_id", 0, kMostVocabulary, what));
+    }
     read_eos(json, config, what);
     check(config, what);
     return config;
@@ -130,7 +151,9 @@ ModelConfig config_from_gguf(const GgufFile& file)
 {
     ModelConfig config;
     config.architecture = file.string("general.architecture").value_or("(none)");
-    if (config.architecture != "llama") { fail(file.label(), ": architecture \"", config.architecture, "\" is not supported; \"llama\" is"); }
+    if (config.architecture != "llama") {
+        fail(file.label(), ": architecture \"", config.architecture, "\" is not supported; \"llama\" is");
+    }
     refuse_gguf_variants(file);
     config.layers = extent(file, "llama.block_count", kMostLayers);
     config.hidden = extent(file, "llama.embedding_length", kMostWidth);
@@ -145,9 +168,13 @@ ModelConfig config_from_gguf(const GgufFile& file)
     config.intermediate = extent(file, "llama.feed_forward_length", kMostWidth);
     if (file.has("llama.vocab_size")) { config.vocab = extent(file, "llama.vocab_size", kMostVocabulary); }
     config.context = file.integer("llama.context_length").value_or(0);
-    if (config.context < 1 || config.context > kMostContext) { fail(file.label(), ": key llama.context_length is ", config.context); }
+    if (config.context < 1 || config.context > kMostContext) {
+        fail(file.label(), ": key llama.context_length is ", config.context);
+    }
     config.rope_theta = file.number("llama.rope.freq_base").value_or(10000.0);
-    if (!(config.rope_theta > 0) || !std::isfinite(config.rope_theta)) { fail(file.label(), ": key llama.rope.freq_base is ", config.rope_theta); }
+    if (!(config.rope_theta > 0) || !std::isfinite(config.rope_theta)) {
+        fail(file.label(), ": key llama.rope.freq_base is ", config.rope_theta);
+    }
     config.rms_eps = static_cast<float>(file.number("llama.attention.layer_norm_rms_epsilon").value_or(1e-5));
     config.bos = token_key(file, "tokenizer.ggml.bos_token_id");
     if (const auto eos = token_key(file, "tokenizer.ggml.eos_token_id")) { config.eos.push_back(*eos); }

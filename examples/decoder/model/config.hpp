@@ -17,19 +17,19 @@
 namespace oasis_decode {
 
 struct ModelConfig {
-    std::string architecture;         ///< "LlamaForCausalLM" or "llama", as the file calls it
+    std::string architecture; ///< "LlamaForCausalLM" or "llama", as the file calls it
     std::int32_t layers = 0;
     std::int32_t hidden = 0;
     std::int32_t q_heads = 0;
     std::int32_t kv_heads = 0;
-    std::int32_t head_dim = 0;        ///< given by the file; need not be hidden / q_heads
+    std::int32_t head_dim = 0; ///< given by the file; need not be hidden / q_heads
     std::int32_t intermediate = 0;
-    std::int32_t vocab = 0;           ///< 0 in a GGUF without the key: the loader takes it from the embedding
+    std::int32_t vocab = 0; ///< 0 in a GGUF without the key: the loader takes it from the embedding
     std::int64_t context = 0;
     double rope_theta = 10000.0;
     float rms_eps = 1e-5F;
-    std::optional<bool> tied_flag;    ///< what the file says; GGUF says nothing
-    bool tied = false;                ///< what holds, decided by the loader from the flag and the weights
+    std::optional<bool> tied_flag; ///< what the file says; GGUF says nothing
+    bool tied = false;             ///< what holds, decided by the loader from the flag and the weights
     std::optional<oasis::TokenId> bos;
     std::vector<oasis::TokenId> eos;
 

@@ -13,8 +13,8 @@ static_assert(std::endian::native == std::endian::little, "GGUF files are read a
 
 constexpr std::uint64_t kMostDimensions = 4;
 constexpr std::uint64_t kMostAlignment = 1 << 20;
-constexpr std::uint64_t kLeastKeyBytes = 8 + 4 + 1;          // an empty name, a type, one byte
-constexpr std::uint64_t kLeastTensorBytes = 8 + 4 + 4 + 8;   // an empty name, no dimensions, type, offset
+constexpr std::uint64_t kLeastKeyBytes = 8 + 4 + 1;        // an empty name, a type, one byte
+constexpr std::uint64_t kLeastTensorBytes = 8 + 4 + 4 + 8; // an empty name, no dimensions, type, offset
 
 // 0 for strings, arrays and unknown numbers.
 std::uint64_t payload_bytes(GgufType type) noexcept
@@ -51,13 +51,13 @@ std::optional<StorageType> storage_type(std::uint32_t number) noexcept
 std::string tensor_type_name(std::uint32_t number)
 {
     static constexpr std::array<const char*, 31> kNames = {
-        "F32", "F16", "Q4_0", "Q4_1", "Q4_2", "Q4_3", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K",
-        "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16", "I32", "I64", "F64", "IQ1_M", "BF16"};
+        "F32",   "F16",    "Q4_0", "Q4_1", "Q4_2", "Q4_3",    "Q5_0",   "Q5_1",    "Q8_0",  "Q8_1",   "Q2_K",
+        "Q3_K",  "Q4_K",   "Q5_K", "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S",
+        "IQ2_S", "IQ4_XS", "I8",   "I16",  "I32",  "I64",     "F64",    "IQ1_M",   "BF16"};
     return number < kNames.size() ? kNames[number] : "number " + std::to_string(number);
 }
 
-template <class T>
-T load(const MappedFile& file, std::uint64_t offset, std::string_view what)
+template <class T> T load(const MappedFile& file, std::uint64_t offset, std::string_view what)
 {
     T value{};
     std::memcpy(&value, file.view(offset, sizeof value, what).data(), sizeof value);
@@ -80,8 +80,7 @@ public:
     std::uint64_t at() const noexcept { return at_; }
     std::uint64_t left() const noexcept { return file_.size() - at_; }
 
-    template <class T>
-    T take(std::string_view what)
+    template <class T> T take(std::string_view what)
     {
         const T value = load<T>(file_, at_, what);
         at_ += sizeof value;
@@ -111,13 +110,19 @@ GgufFile::GgufFile(std::filesystem::path path) : file_(std::move(path))
 {
     Cursor cursor(file_, 0);
     const std::string where = label();
-    if (file_.size() < 24 || std::memcmp(file_.bytes().data(), "GGUF", 4) != 0) { fail(where, ": not a GGUF file (", file_.size(), " bytes)"); }
+    if (file_.size() < 24 || std::memcmp(file_.bytes().data(), "GGUF", 4) != 0) {
+        fail(where, ": not a GGUF file (", file_.size(), " bytes)");
+    }
     cursor.skip(4, "magic");
     const auto version = cursor.take<std::uint32_t>("version");
-    if (version != 2 && version != 3) { fail(where, ": GGUF version ", version, "; versions 2 and 3 (little endian) are read"); }
+    if (version != 2 && version != 3) {
+        fail(where, ": GGUF version ", version, "; versions 2 and 3 (little endian) are read");
+    }
     const auto tensor_count = cursor.take<std::uint64_t>("tensor count");
     const auto key_count = cursor.take<std::uint64_t>("key count");
-    if (key_count > cursor.left() / kLeastKeyBytes) { fail(where, ": ", key_count, " metadata keys cannot fit in ", file_.size(), " bytes"); }
+    if (key_count > cursor.left() / kLeastKeyBytes) {
+        fail(where, ": ", key_count, " metadata keys cannot fit in ", file_.size(), " bytes");
+    }
     if (tensor_count > cursor.left() / kLeastTensorBytes) {
         fail(where, ": ", tensor_count, " tensors cannot fit in ", file_.size(), " bytes");
     }
@@ -125,14 +130,17 @@ GgufFile::GgufFile(std::filesystem::path path) : file_(std::move(path))
     read_tensors(cursor, tensor_count);
 
     const std::int64_t alignment = integer("general.alignment").value_or(32);
-    if (alignment < 1 || static_cast<std::uint64_t>(alignment) > kMostAlignment || !std::has_single_bit(static_cast<std::uint64_t>(alignment))) {
+    if (alignment < 1 || static_cast<std::uint64_t>(alignment) > kMostAlignment ||
+        !std::has_single_bit(static_cast<std::uint64_t>(alignment))) {
         fail(where, ": general.alignment is ", alignment, ", not a power of two up to ", kMostAlignment);
     }
     const auto step = static_cast<std::uint64_t>(alignment);
     header_bytes_ = static_cast<std::size_t>(cursor.at());
     data_begin_ = (cursor.at() + step - 1) / step * step;
     for (const auto& [name, offset] : offsets_) {
-        if (offset % step != 0) { fail(where, ": tensor ", name, " at offset ", offset, " is not aligned to ", step, " bytes"); }
+        if (offset % step != 0) {
+            fail(where, ": tensor ", name, " at offset ", offset, " is not aligned to ", step, " bytes");
+        }
     }
     place_tensors();
 }
@@ -157,7 +165,8 @@ GgufFile::Value GgufFile::read_value(Cursor& cursor, const std::string& key) con
     value.begin = cursor.at();
     if (value.element == GgufType::kString) {
         if (value.count > cursor.left() / 8) {
-            fail(label(), ": key ", printable(key), " claims ", value.count, " strings in ", cursor.left(), " bytes left of the file");
+            fail(label(), ": key ", printable(key), " claims ", value.count, " strings in ", cursor.left(),
+                 " bytes left of the file");
         }
         for (std::uint64_t i = 0; i < value.count; ++i) { cursor.take_string(what); }
         return value;
@@ -165,11 +174,12 @@ GgufFile::Value GgufFile::read_value(Cursor& cursor, const std::string& key) con
     const std::uint64_t each = payload_bytes(value.element);
     if (each == 0) {
         fail(label(), ": key ", printable(key), " has ", array ? "elements" : "a value", " of unknown type ",
-             static_cast<std::uint32_t>(value.element), value.element == GgufType::kArray ? " (an array in an array)" : "");
+             static_cast<std::uint32_t>(value.element),
+             value.element == GgufType::kArray ? " (an array in an array)" : "");
     }
     if (value.count > cursor.left() / each) {
-        fail(label(), ": key ", printable(key), " claims ", value.count, " elements of ", each, " bytes in ", cursor.left(),
-             " bytes left of the file (", file_.size(), " bytes)");
+        fail(label(), ": key ", printable(key), " claims ", value.count, " elements of ", each, " bytes in ",
+             cursor.left(), " bytes left of the file (", file_.size(), " bytes)");
     }
     cursor.skip(value.count * each, what);
     return value;
@@ -183,16 +193,22 @@ void GgufFile::read_tensors(Cursor& cursor, std::uint64_t count)
         const std::string shown = printable(tensor.name);
         const std::string what = "description of tensor " + shown;
         const auto dimensions = cursor.take<std::uint32_t>(what);
-        if (dimensions > kMostDimensions) { fail(label(), ": tensor ", shown, " has ", dimensions, " dimensions, more than ", kMostDimensions); }
+        if (dimensions > kMostDimensions) {
+            fail(label(), ": tensor ", shown, " has ", dimensions, " dimensions, more than ", kMostDimensions);
+        }
         for (std::uint32_t d = 0; d < dimensions; ++d) {
             const auto extent = cursor.take<std::uint64_t>(what);
-            if (extent > static_cast<std::uint64_t>(INT64_MAX)) { fail(label(), ": tensor ", shown, " has an extent of ", extent); }
-            tensor.shape.insert(tensor.shape.begin(), static_cast<std::int64_t>(extent));   // the file lists the innermost first
+            if (extent > static_cast<std::uint64_t>(INT64_MAX)) {
+                fail(label(), ": tensor ", shown, " has an extent of ", extent);
+            }
+            tensor.shape.insert(tensor.shape.begin(),
+                                static_cast<std::int64_t>(extent)); // the file lists the innermost first
         }
         const auto type = cursor.take<std::uint32_t>(what);
         const auto known = storage_type(type);
         if (!known) {
-            fail(label(), ": tensor ", shown, " is of type ", tensor_type_name(type), "; F32, F16, BF16, Q8_0, Q4_0 and Q4_1 are read");
+            fail(label(), ": tensor ", shown, " is of type ", tensor_type_name(type),
+                 "; F32, F16, BF16, Q8_0, Q4_0 and Q4_1 are read");
         }
         tensor.type = *known;
         const auto offset = cursor.take<std::uint64_t>(what);
@@ -214,12 +230,14 @@ void GgufFile::place_tensors()
         const BlockLayout layout = layout_of(tensor.type);
         const std::uint64_t row = tensor.shape.empty() ? 1 : static_cast<std::uint64_t>(tensor.shape.back());
         if (!count || *count / layout.elements > UINT64_MAX / layout.bytes || row % layout.elements != 0) {
-            fail(label(), ": tensor ", printable(name), " of type ", oasis_decode::name(tensor.type), " cannot have shape ", tensor.shape_text());
+            fail(label(), ": tensor ", printable(name), " of type ", oasis_decode::name(tensor.type),
+                 " cannot have shape ", tensor.shape_text());
         }
         const std::uint64_t bytes = *count / layout.elements * layout.bytes;
-        if (data_begin_ > file_.size() || offset > file_.size() - data_begin_ || bytes > file_.size() - data_begin_ - offset) {
-            fail(label(), ": tensor ", printable(name), " at offset ", offset, " of ", bytes, " bytes is past the end of the file (", file_.size(),
-                 " bytes, tensor data from ", data_begin_, ")");
+        if (data_begin_ > file_.size() || offset > file_.size() - data_begin_ ||
+            bytes > file_.size() - data_begin_ - offset) {
+            fail(label(), ": tensor ", printable(name), " at offset ", offset, " of ", bytes,
+                 " bytes is past the end of the file (", file_.size(), " bytes, tensor data from ", data_begin_, ")");
         }
         tensor.bytes = file_.view(data_begin_ + offset, bytes, name);
         if (bytes > 0) { ranges.push_back({offset, offset + bytes, &name}); }
@@ -292,7 +310,9 @@ std::optional<bool> GgufFile::flag(std::string_view key) const
 {
     const Value* found = value(key);
     if (!found) { return std::nullopt; }
-    if (found->type != GgufType::kBool) { fail(label(), ": key ", key, " is not a boolean (type ", static_cast<std::uint32_t>(found->type), ")"); }
+    if (found->type != GgufType::kBool) {
+        fail(label(), ": key ", key, " is not a boolean (type ", static_cast<std::uint32_t>(found->type), ")");
+    }
     return load<std::uint8_t>(file_, found->begin, key) != 0;
 }
 
@@ -300,7 +320,9 @@ std::optional<std::string> GgufFile::string(std::string_view key) const
 {
     const Value* found = value(key);
     if (!found) { return std::nullopt; }
-    if (found->type != GgufType::kString) { fail(label(), ": key ", key, " is not a string (type ", static_cast<std::uint32_t>(found->type), ")"); }
+    if (found->type != GgufType::kString) {
+        fail(label(), ": key ", key, " is not a string (type ", static_cast<std::uint32_t>(found->type), ")");
+    }
     Cursor cursor(file_, found->begin);
     return std::string(cursor.take_string(key));
 }
@@ -310,7 +332,9 @@ std::vector<std::string> GgufFile::strings(std::string_view key) const
     std::vector<std::string> out;
     const Value* found = value(key);
     if (!found) { return out; }
-    if (found->type != GgufType::kArray || found->element != GgufType::kString) { fail(label(), ": key ", key, " is not an array of strings"); }
+    if (found->type != GgufType::kArray || found->element != GgufType::kString) {
+        fail(label(), ": key ", key, " is not an array of strings");
+    }
     Cursor cursor(file_, found->begin);
     for (std::uint64_t i = 0; i < found->count; ++i) { out.emplace_back(cursor.take_string(key)); }
     return out;

@@ -19,7 +19,19 @@ namespace oasis_decode {
 
 /// The type numbers of metadata values in the file.
 enum class GgufType : std::uint32_t {
-    kU8 = 0, kI8 = 1, kU16 = 2, kI16 = 3, kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7, kString = 8, kArray = 9, kU64 = 10, kI64 = 11, kF64 = 12
+    kU8 = 0,
+    kI8 = 1,
+    kU16 = 2,
+    kI16 = 3,
+    kU32 = 4,
+    kI32 = 5,
+    kF32 = 6,
+    kBool = 7,
+    kString = 8,
+    kArray = 9,
+    kU64 = 10,
+    kI64 = 11,
+    kF64 = 12
 };
 
 class GgufFile final : public TensorSource {
@@ -37,8 +49,8 @@ public:
     std::optional<double> number(std::string_view key) const;
     std::optional<bool> flag(std::string_view key) const;
     std::optional<std::string> string(std::string_view key) const;
-    std::vector<std::string> strings(std::string_view key) const;      ///< empty when absent
-    std::vector<std::int64_t> integers(std::string_view key) const;    ///< empty when absent
+    std::vector<std::string> strings(std::string_view key) const;   ///< empty when absent
+    std::vector<std::int64_t> integers(std::string_view key) const; ///< empty when absent
 
     /// The bytes before the tensor data: metadata and tensor descriptions.
     std::span<const std::byte> header() const { return file_.bytes().first(header_bytes_); }
@@ -46,9 +58,9 @@ public:
 private:
     struct Value {
         GgufType type = GgufType::kU8;
-        GgufType element = GgufType::kU8;   ///< of an array
-        std::uint64_t count = 1;            ///< of an array
-        std::uint64_t begin = 0;            ///< where the (first) payload lies in the file
+        GgufType element = GgufType::kU8; ///< of an array
+        std::uint64_t count = 1;          ///< of an array
+        std::uint64_t begin = 0;          ///< where the (first) payload lies in the file
     };
 
     class Cursor;
@@ -62,7 +74,7 @@ private:
     MappedFile file_;
     std::map<std::string, Value, std::less<>> values_;
     std::map<std::string, TensorView, std::less<>> tensors_;
-    std::map<std::string, std::uint64_t, std::less<>> offsets_;   ///< relative to the tensor data, as the file claims
+    std::map<std::string, std::uint64_t, std::less<>> offsets_; ///< relative to the tensor data, as the file claims
     std::uint64_t data_begin_ = 0;
     std::size_t header_bytes_ = 0;
 };

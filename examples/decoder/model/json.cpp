@@ -58,8 +58,10 @@ std::int64_t integer_member(const Json& object, std::string_view key, std::int64
 {
     const Json* value = member(object, key);
     if (!value) { fail(what, ": \"", key, "\" is missing"); }
-    const bool huge = value->is_number_unsigned() && value->get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX);
-    if (!value->is_number_integer() || huge || value->get<std::int64_t>() < lowest || value->get<std::int64_t>() > highest) {
+    const bool huge =
+        value->is_number_unsigned() && value->get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX);
+    if (!value->is_number_integer() || huge || value->get<std::int64_t>() < lowest ||
+        value->get<std::int64_t>() > highest) {
         fail(what, ": \"", key, "\" is ", shown(*value), ", not an integer from ", lowest, " to ", highest);
     }
     return value->get<std::int64_t>();

@@ -39,7 +39,8 @@ using Integers = std::int32_t __attribute__((vector_size(kLanes * 4), aligned(4)
 
 // Each of these gives the 32 weights of block b as two vectors of floats.
 struct LoadF32 {
-    OASIS_DECODE_INLINE static void block(const std::uint32_t* codes, const float*, std::int64_t b, Lanes& low, Lanes& high)
+    OASIS_DECODE_INLINE static void block(const std::uint32_t* codes, const float*, std::int64_t b, Lanes& low,
+                                          Lanes& high)
     {
         low = reinterpret_cast<const Lanes&>(codes[b * Matrix::kBlock]);
         high = reinterpret_cast<const Lanes&>(codes[b * Matrix::kBlock + kLanes]);
@@ -47,7 +48,8 @@ struct LoadF32 {
 };
 
 struct LoadBF16 {
-    OASIS_DECODE_INLINE static void block(const std::uint32_t* codes, const float*, std::int64_t b, Lanes& low, Lanes& high)
+    OASIS_DECODE_INLINE static void block(const std::uint32_t* codes, const float*, std::int64_t b, Lanes& low,
+                                          Lanes& high)
     {
         const Words both = *reinterpret_cast<const Words*>(codes + b * kLanes);
         low = reinterpret_cast<Lanes>(both << 16);
@@ -56,26 +58,33 @@ struct LoadBF16 {
 };
 
 struct LoadQ8 {
-    OASIS_DECODE_INLINE static void block(const std::uint32_t* codes, const float* scales, std::int64_t b, Lanes& low, Lanes& high)
+    OASIS_DECODE_INLINE static void block(const std::uint32_t* codes, const float* scales, std::int64_t b, Lanes& low,
+                                          Lanes& high)
     {
-        const Words four = *reinterpret_cast<const Words*>(codes + b / 2 * kLanes) >> static_cast<std::uint32_t>(b % 2 * 16);
+        const Words four =
+            *reinterpret_cast<const Words*>(codes + b / 2 * kLanes) >> static_cast<std::uint32_t>(b % 2 * 16);
         low = __builtin_convertvector(reinterpret_cast<Integers>(four << 24) >> 24, Lanes) * scales[b];
         high = __builtin_convertvector(reinterpret_cast<Integers>(four << 16) >> 24, Lanes) * scales[b];
     }
 };
 
 struct LoadQ4 {
-    OASIS_DECODE_INLINE static void block(const std::uint32_t* codes, const float* scales, std::int64_t b, Lanes& low, Lanes& high)
+    OASIS_DECODE_INLINE static void block(const std::uint32_t* codes, const float* scales, std::int64_t b, Lanes& low,
+                                          Lanes& high)
     {
-        const Words eight = *reinterpret_cast<const Words*>(codes + b / 4 * kLanes) >> static_cast<std::uint32_t>(b % 4 * 8);
-        low = __builtin_convertvector(reinterpret_cast<Integers>(eight & 0xFU), Lanes) * scales[2 * b] + scales[2 * b + 1];
-        high = __builtin_convertvector(reinterpret_cast<Integers>((eight >> 4) & 0xFU), Lanes) * scales[2 * b] + scales[2 * b + 1];
+        const Words eight =
+            *reinterpret_cast<const Words*>(codes + b / 4 * kLanes) >> static_cast<std::uint32_t>(b % 4 * 8);
+        low = __builtin_convertvector(reinterpret_cast<Integers>(eight & 0xFU), Lanes) * scales[2 * b] +
+              scales[2 * b + 1];
+        high = __builtin_convertvector(reinterpret_cast<Integers>((eight >> 4) & 0xFU), Lanes) * scales[2 * b] +
+               scales[2 * b + 1];
     }
 };
 
 // Dot products of one row of weights with Rows rows of x: two accumulators a row, in the same order whatever Rows is.
 template <class Load, int Rows>
-OASIS_DECODE_INLINE void dot_rows(const std::uint32_t* codes, const float* scales, const float* x, std::int64_t in, float* out)
+OASIS_DECODE_INLINE void dot_rows(const std::uint32_t* codes, const float* scales, const float* x, std::int64_t in,
+                                  float* out)
 {
     Lanes even[Rows] = {};
     Lanes odd[Rows] = {};
@@ -93,13 +102,14 @@ OASIS_DECODE_INLINE void dot_rows(const std::uint32_t* codes, const float* scale
         const Lanes both = even[r] + odd[r];
         float total = sum(both);
         // Only F32 has rows that are no whole number of blocks.
-        for (std::int64_t j = blocks * Matrix::kBlock; j < in; ++j) { total += reinterpret_cast<const float*>(codes)[j] * x[r * in + j]; }
+        for (std::int64_t j = blocks * Matrix::kBlock; j < in; ++j) {
+            total += reinterpret_cast<const float*>(codes)[j] * x[r * in + j];
+        }
         out[r] = total;
     }
 }
 
-template <class Load>
-OASIS_DECODE_INLINE void few_columns_of(const Product& p, std::int64_t begin, std::int64_t end)
+template <class Load> OASIS_DECODE_INLINE void few_columns_of(const Product& p, std::int64_t begin, std::int64_t end)
 {
     const std::int64_t in = p.w->in();
     for (std::int64_t o = begin; o < end; ++o) {
@@ -164,7 +174,9 @@ OASIS_DECODE_INLINE void expand_of(const Matrix& w, std::int64_t first, std::int
         for (std::int64_t b = 0; b < blocks; ++b) {
             Lanes low[kLanes] = {};
             Lanes high[kLanes] = {};
-            for (std::int64_t i = 0; i < here; ++i) { Load::block(w.codes(first + j + i), w.scales(first + j + i), b, low[i], high[i]); }
+            for (std::int64_t i = 0; i < here; ++i) {
+                Load::block(w.codes(first + j + i), w.scales(first + j + i), b, low[i], high[i]);
+            }
             transpose(low);
             transpose(high);
             float* at = tile + b * Matrix::kBlock * kTileColumns + j;
@@ -174,7 +186,9 @@ OASIS_DECODE_INLINE void expand_of(const Matrix& w, std::int64_t first, std::int
             }
         }
         for (std::int64_t i = 0; i < here; ++i) {
-            for (std::int64_t k = blocks * Matrix::kBlock; k < w.in(); ++k) { tile[k * kTileColumns + j + i] = w.floats(first + j + i)[k]; }
+            for (std::int64_t k = blocks * Matrix::kBlock; k < w.in(); ++k) {
+                tile[k * kTileColumns + j + i] = w.floats(first + j + i)[k];
+            }
         }
     }
 }
@@ -201,7 +215,9 @@ OASIS_DECODE_INLINE void micro(const float* x, std::int64_t stride, const float*
     std::memcpy(acc, sums, sizeof acc);
     for (std::int64_t k = 0; k < depth; ++k) {
         Lanes w[Vectors];
-        for (int v = 0; v < Vectors; ++v) { w[v] = *reinterpret_cast<const Lanes*>(tile + k * kTileColumns + v * kLanes); }
+        for (int v = 0; v < Vectors; ++v) {
+            w[v] = *reinterpret_cast<const Lanes*>(tile + k * kTileColumns + v * kLanes);
+        }
         for (int r = 0; r < Rows; ++r) {
             const float value = x[r * stride + k];
             for (int v = 0; v < Vectors; ++v) { acc[r][v] += w[v] * value; }
@@ -211,8 +227,8 @@ OASIS_DECODE_INLINE void micro(const float* x, std::int64_t stride, const float*
 }
 
 template <int Rows, int Vectors>
-OASIS_DECODE_INLINE void micro_rows(const Product& p, std::int64_t row, std::int64_t k, std::int64_t depth, const float* tile, std::int64_t first,
-                                    std::int64_t columns)
+OASIS_DECODE_INLINE void micro_rows(const Product& p, std::int64_t row, std::int64_t k, std::int64_t depth,
+                                    const float* tile, std::int64_t first, std::int64_t columns)
 {
     constexpr std::int64_t kWidth = Vectors * kLanes;
     const std::int64_t out = p.w->out();
@@ -235,30 +251,38 @@ OASIS_DECODE_INLINE void tile_product_of(const Product& p, const float* tile, st
     for (std::int64_t k = 0; k < p.w->in(); k += kTileDepth) {
         const std::int64_t depth = std::min(kTileDepth, p.w->in() - k);
         std::int64_t row = 0;
-        for (; row + kRows <= p.rows; row += kRows) { micro_rows<kRows, Vectors>(p, row, k, depth, tile, first, columns); }
+        for (; row + kRows <= p.rows; row += kRows) {
+            micro_rows<kRows, Vectors>(p, row, k, depth, tile, first, columns);
+        }
         for (; row + 2 <= p.rows; row += 2) { micro_rows<2, Vectors>(p, row, k, depth, tile, first, columns); }
         if (row < p.rows) { micro_rows<1, Vectors>(p, row, k, depth, tile, first, columns); }
     }
 }
 
 #if defined(OASIS_DECODE_X86)
-__attribute__((target("avx512f,avx512bw,avx512vl,fma"))) void tile_product_512(const Product& p, const float* tile, std::int64_t first, std::int64_t columns)
+__attribute__((target("avx512f,avx512bw,avx512vl,fma"))) void tile_product_512(const Product& p, const float* tile,
+                                                                               std::int64_t first, std::int64_t columns)
 {
     tile_product_of<2>(p, tile, first, columns);
 }
-__attribute__((target("avx2,fma"))) void tile_product_256(const Product& p, const float* tile, std::int64_t first, std::int64_t columns)
+__attribute__((target("avx2,fma"))) void tile_product_256(const Product& p, const float* tile, std::int64_t first,
+                                                          std::int64_t columns)
 {
     tile_product_of<1>(p, tile, first, columns);
 }
 #endif
 
-void tile_product_plain(const Product& p, const float* tile, std::int64_t first, std::int64_t columns) { tile_product_of<1>(p, tile, first, columns); }
+void tile_product_plain(const Product& p, const float* tile, std::int64_t first, std::int64_t columns)
+{
+    tile_product_of<1>(p, tile, first, columns);
+}
 
 // y[rows, first...] of all rows against one tile.
 void tile_product(const Product& p, const float* tile, std::int64_t first, std::int64_t columns)
 {
 #if defined(OASIS_DECODE_X86)
-    static const bool has512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    static const bool has512 =
+        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
     static const bool has256 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (has512) { return tile_product_512(p, tile, first, columns); }
     if (has256) { return tile_product_256(p, tile, first, columns); }
@@ -269,9 +293,9 @@ void tile_product(const Product& p, const float* tile, std::int64_t first, std::
 // exp(x) for x <= 0, within 2e-7 of it relatively; written so that the compiler turns a loop of it into vectors.
 OASIS_DECODE_INLINE float exp_negative(float x)
 {
-    x = x > -87.0F ? x : -87.0F;   // NaN too
+    x = x > -87.0F ? x : -87.0F; // NaN too
     const float scaled = x * 1.44269504F;
-    const float whole = static_cast<float>(static_cast<std::int32_t>(scaled - 0.5F));   // rounds, as scaled <= 0
+    const float whole = static_cast<float>(static_cast<std::int32_t>(scaled - 0.5F)); // rounds, as scaled <= 0
     // ln 2 in two parts keeps the remainder exact.
     const float rest = (x - whole * 0.693359375F) + whole * 2.12194440e-4F;
     float poly = 1.0F / 5040.0F;
@@ -336,7 +360,9 @@ void share(oasis::Executor& executor, std::int64_t count, std::int64_t grain, st
 } // namespace
 
 Multiplier::Multiplier(oasis::Executor& executor, std::int64_t widest)
-    : executor_(&executor), tile_values_(kTileColumns * widest), tiles_(executor.concurrency() * static_cast<std::size_t>(tile_values_))
+    : executor_(&executor),
+      tile_values_(kTileColumns * widest),
+      tiles_(executor.concurrency() * static_cast<std::size_t>(tile_values_))
 {
 }
 
@@ -359,18 +385,21 @@ void Multiplier::few(const Product& p)
 void Multiplier::many(const Product& p)
 {
     const Matrix& w = *p.w;
-    oasis::detail::expects(w.in() * kTileColumns <= tile_values_, "Multiplier: a matrix ", w.in(), " wide, more than ", tile_values_ / kTileColumns);
-    share(*executor_, w.out(), kTileColumns, p.rows * w.in() * w.out(), [&](std::int64_t thread, std::int64_t begin, std::int64_t end) {
-        float* const tile = tiles_.data() + thread * tile_values_;
-        for (std::int64_t first = begin; first < end; first += kTileColumns) {
-            const std::int64_t columns = std::min(kTileColumns, end - first);
-            expand(w, first, columns, tile);
-            tile_product(p, tile, first, columns);
-        }
-    });
+    oasis::detail::expects(w.in() * kTileColumns <= tile_values_, "Multiplier: a matrix ", w.in(), " wide, more than ",
+                           tile_values_ / kTileColumns);
+    share(*executor_, w.out(), kTileColumns, p.rows * w.in() * w.out(),
+          [&](std::int64_t thread, std::int64_t begin, std::int64_t end) {
+              float* const tile = tiles_.data() + thread * tile_values_;
+              for (std::int64_t first = begin; first < end; first += kTileColumns) {
+                  const std::int64_t columns = std::min(kTileColumns, end - first);
+                  expand(w, first, columns, tile);
+                  tile_product(p, tile, first, columns);
+              }
+          });
 }
 
-void rms_norm(oasis::Executor& executor, std::int64_t rows, std::int64_t width, const float* x, const float* weight, float eps, float* out)
+void rms_norm(oasis::Executor& executor, std::int64_t rows, std::int64_t width, const float* x, const float* weight,
+              float eps, float* out)
 {
     share(executor, rows, 1, rows * width, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
         for (std::int64_t r = begin; r < end; ++r) { rms_row(width, x + r * width, weight, eps, out + r * width); }
@@ -387,7 +416,8 @@ void swiglu(oasis::Executor& executor, std::int64_t rows, std::int64_t width, co
     });
 }
 
-void rotate_heads(std::int64_t heads, std::int64_t head_dim, const float* in, const float* cosine, const float* sine, float* out)
+void rotate_heads(std::int64_t heads, std::int64_t head_dim, const float* in, const float* cosine, const float* sine,
+                  float* out)
 {
     const std::int64_t half = head_dim / 2;
     for (std::int64_t h = 0; h < heads; ++h) {

@@ -47,12 +47,14 @@ private:
 };
 
 /// out[rows, width] = x / rms(x) * weight, row by row; out may be x.
-void rms_norm(oasis::Executor& executor, std::int64_t rows, std::int64_t width, const float* x, const float* weight, float eps, float* out);
+void rms_norm(oasis::Executor& executor, std::int64_t rows, std::int64_t width, const float* x, const float* weight,
+              float eps, float* out);
 
 /// act[rows, width] = silu(gate) * up, where gate_up[rows, 2 * width] holds a row's gates, then its ups.
 void swiglu(oasis::Executor& executor, std::int64_t rows, std::int64_t width, const float* gate_up, float* act);
 
 /// Copies head vectors of one row, turned by RoPE with halves paired (i with i + d/2): cosine, sine [d/2].
-void rotate_heads(std::int64_t heads, std::int64_t head_dim, const float* in, const float* cosine, const float* sine, float* out);
+void rotate_heads(std::int64_t heads, std::int64_t head_dim, const float* in, const float* cosine, const float* sine,
+                  float* out);
 
 } // namespace oasis_decode

@@ -22,14 +22,14 @@ namespace oasis_decode {
 struct LoadedModel {
     ModelConfig config;
     Tokenizer tokenizer;
-    std::vector<std::string> warnings;   ///< what a user should be told; nothing is printed here
+    std::vector<std::string> warnings; ///< what a user should be told; nothing is printed here
     /// Identifies the model: SHA-256 over the headers, the sizes and samples of the weights, in hex.
     std::string id;
 
     std::vector<BlockWeights> blocks;
-    Matrix embedding;    ///< [vocab, hidden]
-    Matrix head;         ///< [vocab, hidden]; empty when tied
-    Buffer final_norm;   ///< [hidden]
+    Matrix embedding;  ///< [vocab, hidden]
+    Matrix head;       ///< [vocab, hidden]; empty when tied
+    Buffer final_norm; ///< [hidden]
 
     /// What turns the final hidden state into logits.
     const Matrix& output_matrix() const noexcept { return head.empty() ? embedding : head; }
@@ -50,7 +50,8 @@ public:
 
     /// Runs all layers for the rows (tokens at positions, of one sequence or of several: only the attention knows).
     /// Keeps the residuals of every row. Throws `InvalidArgument` on ids outside the vocabulary or too many rows.
-    void forward(std::span<const std::int32_t> tokens, std::span<const std::int64_t> positions, const Attention& attention);
+    void forward(std::span<const std::int32_t> tokens, std::span<const std::int64_t> positions,
+                 const Attention& attention);
 
     /// Logits [rows.size(), vocab] of some rows of the last forward; computed only here. At most `max_rows` rows.
     void logits(std::span<const int> rows, std::span<float> out);

@@ -68,18 +68,22 @@ void read_weights(LoadedModel& model, const TensorSource& source, const GlobalNa
     WeightReader reader(source);
     if (config.vocab == 0) {
         const TensorView* embedding = source.find(names.embedding);
-        if (embedding && embedding->shape.size() == 2 && embedding->shape[0] <= INT32_MAX) { config.vocab = static_cast<std::int32_t>(embedding->shape[0]); }
+        if (embedding && embedding->shape.size() == 2 && embedding->shape[0] <= INT32_MAX) {
+            config.vocab = static_cast<std::int32_t>(embedding->shape[0]);
+        }
     }
     model.embedding = reader.matrix({{names.embedding, config.vocab, 0}}, config.hidden);
     model.final_norm = reader.read(names.final_norm, {config.hidden});
     read_head(model, reader, source, names.head);
     for (int layer = 0; layer < config.layers; ++layer) {
-        const auto block = gguf ? gguf_block_names(layer) : hf_block_names("model.layers." + std::to_string(layer) + ".");
+        const auto block =
+            gguf ? gguf_block_names(layer) : hf_block_names("model.layers." + std::to_string(layer) + ".");
         model.blocks.push_back(read_block(reader, config, block));
     }
     check_unused(model, reader, source);
     if (model.tokenizer.vocabulary() > static_cast<std::size_t>(config.vocab)) {
-        fail(source.label(), ": the tokenizer has ", model.tokenizer.vocabulary(), " tokens, the embedding ", config.vocab);
+        fail(source.label(), ": the tokenizer has ", model.tokenizer.vocabulary(), " tokens, the embedding ",
+             config.vocab);
     }
 }
 

@@ -29,8 +29,7 @@ public:
 };
 
 /// Throws `ModelError` with the joined text.
-template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts)
+template <class... Parts> [[noreturn]] void fail(const Parts&... parts)
 {
     throw ModelError(oasis::detail::text(parts...));
 }
@@ -61,7 +60,9 @@ public:
         if (!problem.empty()) { fail("cannot map ", path_.string(), ": ", problem); }
     }
     MappedFile(MappedFile&& other) noexcept
-        : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0))
+        : path_(std::move(other.path_)),
+          data_(std::exchange(other.data_, nullptr)),
+          size_(std::exchange(other.size_, 0))
     {
     }
     MappedFile& operator=(MappedFile&& other) noexcept
@@ -90,8 +91,8 @@ public:
     std::span<const std::byte> view(std::uint64_t offset, std::uint64_t length, std::string_view what) const
     {
         if (!contains(offset, length)) {
-            fail(path_.string(), ": ", what, " at offset ", offset, " of ", length, " bytes is past the end of the file (", size_,
-                 " bytes)");
+            fail(path_.string(), ": ", what, " at offset ", offset, " of ", length,
+                 " bytes is past the end of the file (", size_, " bytes)");
         }
         return bytes().subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(length));
     }

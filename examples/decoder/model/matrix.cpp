@@ -49,7 +49,8 @@ void Matrix::set_row(std::int64_t row, StorageType type, std::span<const std::by
 {
     const BlockLayout layout = layout_of(type);
     const auto count = static_cast<std::size_t>(in_);
-    if (row < 0 || row >= out_ || bytes.size() != count / layout.elements * layout.bytes || (code_ != Code::kF32 && code_for(type, in_) != code_)) {
+    if (row < 0 || row >= out_ || bytes.size() != count / layout.elements * layout.bytes ||
+        (code_ != Code::kF32 && code_for(type, in_) != code_)) {
         fail("matrix of ", out_, " x ", in_, ": row ", row, " cannot take ", bytes.size(), " bytes of ", name(type));
     }
     std::uint32_t* target = codes_.data() + row * row_words_;
@@ -67,7 +68,9 @@ void Matrix::set_row(std::int64_t row, StorageType type, std::span<const std::by
         const std::byte* from = bytes.data() + block * layout.bytes;
         if (code_ == Code::kQ8) {
             scale[block] = load_f16(from);
-            for (std::int64_t i = 0; i < kBlock; ++i) { pack(target, 2 * block + i / kLanes, i % kLanes, std::to_integer<std::uint32_t>(from[2 + i])); }
+            for (std::int64_t i = 0; i < kBlock; ++i) {
+                pack(target, 2 * block + i / kLanes, i % kLanes, std::to_integer<std::uint32_t>(from[2 + i]));
+            }
             continue;
         }
         const bool offset_stored = type == StorageType::kQ4_1;

@@ -26,7 +26,10 @@ public:
     static constexpr std::int64_t kLanes = 16;
 
     /// Half-blocks of 16 codes in a group.
-    static constexpr std::int64_t halves(Code code) noexcept { return code == Code::kQ4 ? 8 : code == Code::kQ8 ? 4 : code == Code::kBF16 ? 2 : 1; }
+    static constexpr std::int64_t halves(Code code) noexcept
+    {
+        return code == Code::kQ4 ? 8 : code == Code::kQ8 ? 4 : code == Code::kBF16 ? 2 : 1;
+    }
 
     Matrix() = default;
     Matrix(Code code, std::int64_t out, std::int64_t in);

@@ -10,7 +10,8 @@
 namespace oasis_decode {
 namespace {
 
-const std::string kSpace = R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+const std::string kSpace =
+    R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
 std::string pcre2_text(int code)
 {
@@ -25,16 +26,19 @@ struct FreeMatch {
 
 } // namespace
 
-const std::string kGpt2Expression = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" + kSpace + R"(\p{L}\p{N}]+|[)" + kSpace + R"(]+(?![^)" +
-                                    kSpace + R"(])|[)" + kSpace + "]+";
+const std::string kGpt2Expression = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" + kSpace + R"(\p{L}\p{N}]+|[)" +
+                                    kSpace + R"(]+(?![^)" + kSpace + R"(])|[)" + kSpace + "]+";
 
 struct Pretokenizer::Stage {
     explicit Stage(std::string_view expression)
     {
         int code = 0;
         PCRE2_SIZE at = 0;
-        compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(), PCRE2_UTF | PCRE2_UCP, &code, &at, nullptr);
-        if (!compiled) { fail("pre-tokenizer expression ", expression, " is not valid at ", at, ": ", pcre2_text(code)); }
+        compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
+                                 PCRE2_UTF | PCRE2_UCP, &code, &at, nullptr);
+        if (!compiled) {
+            fail("pre-tokenizer expression ", expression, " is not valid at ", at, ": ", pcre2_text(code));
+        }
     }
     Stage(const Stage&) = delete;
     Stage& operator=(const Stage&) = delete;
@@ -69,7 +73,8 @@ void Pretokenizer::split(std::string_view text, const std::function<void(std::st
     if (at > begin) { split_stage(0, text.substr(begin), piece); }
 }
 
-void Pretokenizer::split_stage(std::size_t index, std::string_view text, const std::function<void(std::string_view)>& piece) const
+void Pretokenizer::split_stage(std::size_t index, std::string_view text,
+                               const std::function<void(std::string_view)>& piece) const
 {
     if (text.empty()) { return; }
     if (index == stages_.size()) {
@@ -78,8 +83,8 @@ void Pretokenizer::split_stage(std::size_t index, std::string_view text, const s
     }
     const Stage& stage = *stages_[index];
     const std::unique_ptr<pcre2_match_data, FreeMatch> data(pcre2_match_data_create(1, nullptr));
-    std::size_t held = 0;     // where the piece begins that has not been passed on
-    std::size_t done = 0;     // up to where the text has been looked at
+    std::size_t held = 0; // where the piece begins that has not been passed on
+    std::size_t done = 0; // up to where the text has been looked at
     const auto pass = [&](std::size_t end) {
         if (end > held) { split_stage(index + 1, text.substr(held, end - held), piece); }
         held = end;
@@ -100,8 +105,8 @@ void Pretokenizer::split_stage(std::size_t index, std::string_view text, const s
     };
     std::size_t from = 0;
     while (from < text.size()) {
-        const int found = pcre2_match(stage.compiled, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY,
-                                      data.get(), nullptr);
+        const int found = pcre2_match(stage.compiled, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
+                                      PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, data.get(), nullptr);
         if (found == PCRE2_ERROR_NOMATCH) { break; }
         if (found < 0) { fail("pre-tokenizer: ", pcre2_text(found), " in a piece of ", text.size(), " bytes"); }
         const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());

@@ -33,7 +33,8 @@ public:
 
 private:
     struct Stage;
-    void split_stage(std::size_t stage, std::string_view text, const std::function<void(std::string_view)>& piece) const;
+    void split_stage(std::size_t stage, std::string_view text,
+                     const std::function<void(std::string_view)>& piece) const;
     std::vector<std::shared_ptr<const Stage>> stages_;
 };
 

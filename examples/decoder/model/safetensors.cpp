@@ -30,7 +30,9 @@ std::string printable(std::string_view text)
 /// Takes the events of the JSON reader and keeps the tensors' entries; anything of another form is an error.
 class HeaderReader : public nlohmann::json_sax<Json> {
 public:
-    HeaderReader(std::string file, std::map<std::string, Entry, std::less<>>& out) : file_(std::move(file)), out_(out) {}
+    HeaderReader(std::string file, std::map<std::string, Entry, std::less<>>& out) : file_(std::move(file)), out_(out)
+    {
+    }
 
     bool null() override { return unexpected("null"); }
     bool boolean(bool) override { return unexpected("a boolean"); }
@@ -78,7 +80,9 @@ public:
             entry_.name = key;
             in_metadata_ = key == "__metadata__";
             metadata_keys_.clear();
-            if (out_.contains(key) || (in_metadata_ && std::exchange(metadata_seen_, true))) { fail(where(), "duplicate key"); }
+            if (out_.contains(key) || (in_metadata_ && std::exchange(metadata_seen_, true))) {
+                fail(where(), "duplicate key");
+            }
             return true;
         }
         if (in_metadata_) {
@@ -86,7 +90,9 @@ public:
             return true;
         }
         field_ = key;
-        if (key != "dtype" && key != "shape" && key != "data_offsets") { fail(where(), "unknown key ", printable(key)); }
+        if (key != "dtype" && key != "shape" && key != "data_offsets") {
+            fail(where(), "unknown key ", printable(key));
+        }
         if (!entry_.fields.insert(key).second) { fail(where(), "duplicate key ", key); }
         return true;
     }
@@ -110,7 +116,10 @@ public:
     }
 
 private:
-    std::string where() const { return file_ + (depth_ == 0 ? ": header: " : ": tensor " + printable(entry_.name) + ": "); }
+    std::string where() const
+    {
+        return file_ + (depth_ == 0 ? ": header: " : ": tensor " + printable(entry_.name) + ": ");
+    }
     bool unexpected(const std::string& what) const
     {
         if (depth_ == 0) { fail(file_, ": the header is ", what, ", not an object"); }
@@ -133,7 +142,8 @@ StorageType storage_type(const Entry& entry, const std::string& file)
     if (entry.dtype == "F32") { return StorageType::kF32; }
     if (entry.dtype == "F16") { return StorageType::kF16; }
     if (entry.dtype == "BF16") { return StorageType::kBF16; }
-    fail(file, ": tensor ", printable(entry.name), " is of type ", printable(entry.dtype), "; F32, F16 and BF16 are read");
+    fail(file, ": tensor ", printable(entry.name), " is of type ", printable(entry.dtype),
+         "; F32, F16 and BF16 are read");
 }
 
 TensorView place(const Entry& entry, const MappedFile& file, std::uint64_t data_begin)
@@ -144,23 +154,27 @@ TensorView place(const Entry& entry, const MappedFile& file, std::uint64_t data_
     tensor.name = entry.name;
     tensor.type = storage_type(entry, label);
     for (const std::uint64_t extent : entry.shape) {
-        if (extent > static_cast<std::uint64_t>(INT64_MAX)) { fail(label, ": tensor ", shown, " has an extent of ", extent); }
+        if (extent > static_cast<std::uint64_t>(INT64_MAX)) {
+            fail(label, ": tensor ", shown, " has an extent of ", extent);
+        }
         tensor.shape.push_back(static_cast<std::int64_t>(extent));
     }
     const std::uint64_t room = file.size() - data_begin;
-    if (entry.range.size() != 2) { fail(label, ": tensor ", shown, ": data_offsets holds ", entry.range.size(), " numbers, not 2"); }
+    if (entry.range.size() != 2) {
+        fail(label, ": tensor ", shown, ": data_offsets holds ", entry.range.size(), " numbers, not 2");
+    }
     const std::uint64_t begin = entry.range[0];
     const std::uint64_t end = entry.range[1];
     if (begin > end) { fail(label, ": tensor ", shown, " begins at offset ", begin, " after its end ", end); }
     if (end > room) {
-        fail(label, ": tensor ", shown, " at offset ", begin, " of ", end - begin, " bytes is past the end of the file (", file.size(),
-             " bytes, tensor data from ", data_begin, ")");
+        fail(label, ": tensor ", shown, " at offset ", begin, " of ", end - begin,
+             " bytes is past the end of the file (", file.size(), " bytes, tensor data from ", data_begin, ")");
     }
     const auto count = element_count(tensor.shape);
     const std::uint64_t each = layout_of(tensor.type).bytes;
     if (!count || *count > UINT64_MAX / each || *count * each != end - begin) {
-        fail(label, ": tensor ", shown, " of shape ", tensor.shape_text(), " and type ", entry.dtype, " does not fill its ", end - begin,
-             " bytes");
+        fail(label, ": tensor ", shown, " of shape ", tensor.shape_text(), " and type ", entry.dtype,
+             " does not fill its ", end - begin, " bytes");
     }
     tensor.bytes = file.view(data_begin + begin, end - begin, entry.name);
     return tensor;
@@ -172,7 +186,8 @@ void refuse_overlap(const std::map<std::string, TensorView, std::less<>>& tensor
     for (const auto& [name, tensor] : tensors) {
         if (!tensor.bytes.empty()) { order.push_back(&tensor); }
     }
-    std::sort(order.begin(), order.end(), [](const TensorView* a, const TensorView* b) { return a->bytes.data() < b->bytes.data(); });
+    std::sort(order.begin(), order.end(),
+              [](const TensorView* a, const TensorView* b) { return a->bytes.data() < b->bytes.data(); });
     for (std::size_t i = 1; i < order.size(); ++i) {
         if (order[i]->bytes.data() < order[i - 1]->bytes.data() + order[i - 1]->bytes.size()) {
             fail(label, ": tensor ", printable(order[i]->name), " overlaps tensor ", printable(order[i - 1]->name));
@@ -188,7 +203,8 @@ SafetensorsFile::SafetensorsFile(std::filesystem::path path) : file_(std::move(p
     std::uint64_t length = 0;
     std::memcpy(&length, file_.view(0, sizeof length, "header length").data(), sizeof length);
     if (length == 0 || length > kMostSafetensorsHeader) {
-        fail(where, ": header of ", length, " bytes; between 1 and ", kMostSafetensorsHeader, " are read (file size ", file_.size(), ")");
+        fail(where, ": header of ", length, " bytes; between 1 and ", kMostSafetensorsHeader, " are read (file size ",
+             file_.size(), ")");
     }
     const auto text = file_.view(sizeof length, length, "header");
     header_bytes_ = static_cast<std::size_t>(sizeof length + length);
@@ -227,7 +243,8 @@ SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder) : fold
     for (const auto& [name, value] : map->items()) {
         const std::string shard = value.is_string() ? value.get<std::string>() : "";
         if (shard.empty() || std::filesystem::path(shard).filename() != shard || shard == "..") {
-            fail(index_path.string(), ": tensor ", printable(name), " names the shard ", shown(value), ", not a file of this folder");
+            fail(index_path.string(), ": tensor ", printable(name), " names the shard ", shown(value),
+                 ", not a file of this folder");
         }
         auto& file = shards[shard];
         if (!file) {

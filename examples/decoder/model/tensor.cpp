@@ -90,7 +90,10 @@ std::optional<std::uint64_t> element_count(std::span<const std::int64_t> shape) 
     return empty ? 0 : count;
 }
 
-std::int64_t TensorView::elements() const noexcept { return static_cast<std::int64_t>(element_count(shape).value_or(0)); }
+std::int64_t TensorView::elements() const noexcept
+{
+    return static_cast<std::int64_t>(element_count(shape).value_or(0));
+}
 
 std::string TensorView::shape_text() const
 {
@@ -103,7 +106,8 @@ void dequantise(const TensorView& tensor, std::span<float> out)
 {
     const auto count = static_cast<std::size_t>(tensor.elements());
     const BlockLayout layout = layout_of(tensor.type);
-    if (out.size() != count || count % layout.elements != 0 || tensor.bytes.size() != count / layout.elements * layout.bytes) {
+    if (out.size() != count || count % layout.elements != 0 ||
+        tensor.bytes.size() != count / layout.elements * layout.bytes) {
         fail("tensor ", tensor.name, ": ", tensor.bytes.size(), " bytes of ", name(tensor.type), " do not hold ", count,
              " elements for an output of ", out.size());
     }

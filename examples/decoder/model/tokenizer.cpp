@@ -32,8 +32,9 @@ std::string normalised(std::string_view text)
     const auto flush = [&](std::size_t end) {
         if (end == begin) { return; }
         utf8proc_uint8_t* raw = nullptr;
-        const auto length = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data() + begin), static_cast<utf8proc_ssize_t>(end - begin),
-                                         &raw, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+        const auto length = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data() + begin),
+                                         static_cast<utf8proc_ssize_t>(end - begin), &raw,
+                                         static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
         const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(raw, &std::free);
         if (length < 0) { fail("normalisation failed: ", utf8proc_errmsg(length)); }
         out.append(reinterpret_cast<const char*>(raw), static_cast<std::size_t>(length));
@@ -78,12 +79,14 @@ public:
         symbols_.back().next = -1;
         for (std::size_t i = 0; i + 1 < symbols_.size(); ++i) { offer(static_cast<std::int32_t>(i)); }
         while (!queue_.empty()) { merge_first(); }
-        for (std::int32_t i = 0; i >= 0; i = symbols_[static_cast<std::size_t>(i)].next) { out.push_back(symbols_[static_cast<std::size_t>(i)].id); }
+        for (std::int32_t i = 0; i >= 0; i = symbols_[static_cast<std::size_t>(i)].next) {
+            out.push_back(symbols_[static_cast<std::size_t>(i)].id);
+        }
     }
 
 private:
     struct Symbol {
-        TokenId id;   // -1 once it was merged into its left neighbour
+        TokenId id; // -1 once it was merged into its left neighbour
         std::int32_t previous;
         std::int32_t next;
     };
@@ -91,7 +94,10 @@ private:
         std::uint32_t rank;
         std::int32_t left;
         TokenId left_id, right_id, merged;
-        bool operator<(const Candidate& other) const { return rank != other.rank ? rank > other.rank : left > other.left; }
+        bool operator<(const Candidate& other) const
+        {
+            return rank != other.rank ? rank > other.rank : left > other.left;
+        }
     };
 
     Symbol& at(std::int32_t i) { return symbols_[static_cast<std::size_t>(i)]; }
@@ -101,7 +107,9 @@ private:
         const std::int32_t right = left < 0 ? -1 : at(left).next;
         if (right < 0) { return; }
         const auto found = tokenizer_.merges_.find(pair_key(at(left).id, at(right).id));
-        if (found != tokenizer_.merges_.end()) { queue_.push({found->second.rank, left, at(left).id, at(right).id, found->second.merged}); }
+        if (found != tokenizer_.merges_.end()) {
+            queue_.push({found->second.rank, left, at(left).id, at(right).id, found->second.merged});
+        }
     }
 
     void merge_first()
@@ -135,7 +143,9 @@ void Tokenizer::add_token(TokenId id, std::string bytes, Kind kind)
     tokens_[index] = bytes;
     kinds_[index] = kind;
     // tokenizer.json lists an added token in the vocabulary too: it must not be reached by merging.
-    if (const auto twin = plain_.find(bytes); kind != Kind::kPlain && twin != plain_.end() && twin->second == id) { plain_.erase(twin); }
+    if (const auto twin = plain_.find(bytes); kind != Kind::kPlain && twin != plain_.end() && twin->second == id) {
+        plain_.erase(twin);
+    }
     (kind == Kind::kPlain ? plain_ : added_).insert_or_assign(std::move(bytes), id);
 }
 
@@ -144,7 +154,9 @@ void Tokenizer::add_merge(std::string_view left, std::string_view right, std::ui
     const auto find = [&](std::string_view written) {
         const auto bytes = from_byte_alphabet(written);
         const auto found = bytes ? plain_.find(*bytes) : plain_.end();
-        if (found == plain_.end()) { fail(what, ": merge ", rank, " uses a token that the vocabulary lacks: ", printable(written)); }
+        if (found == plain_.end()) {
+            fail(what, ": merge ", rank, " uses a token that the vocabulary lacks: ", printable(written));
+        }
         return found->second;
     };
     const TokenId l = find(left);
@@ -218,7 +230,8 @@ std::vector<TokenId> Tokenizer::encode_prompt(std::string_view text, Specials sp
 std::string_view Tokenizer::bytes(TokenId id) const
 {
     if (id < 0 || static_cast<std::size_t>(id) >= tokens_.size()) {
-        throw oasis::InvalidArgument(oasis::detail::text("token ", id, " is outside the vocabulary of ", tokens_.size()));
+        throw oasis::InvalidArgument(
+            oasis::detail::text("token ", id, " is outside the vocabulary of ", tokens_.size()));
     }
     return tokens_[static_cast<std::size_t>(id)];
 }
@@ -232,7 +245,8 @@ std::string Tokenizer::decode(std::span<const TokenId> ids) const
 
 bool Tokenizer::is_special(TokenId id) const
 {
-    return id >= 0 && static_cast<std::size_t>(id) < kinds_.size() && kinds_[static_cast<std::size_t>(id)] == Kind::kSpecial;
+    return id >= 0 && static_cast<std::size_t>(id) < kinds_.size() &&
+           kinds_[static_cast<std::size_t>(id)] == Kind::kSpecial;
 }
 
 std::optional<TokenId> Tokenizer::token_id(std::string_view content) const
@@ -245,8 +259,8 @@ std::optional<TokenId> Tokenizer::token_id(std::string_view content) const
 
 std::size_t Tokenizer::unencodable(std::string_view text) const
 {
-    return static_cast<std::size_t>(
-        std::count_if(text.begin(), text.end(), [&](char c) { return byte_tokens_[static_cast<unsigned char>(c)] < 0; }));
+    return static_cast<std::size_t>(std::count_if(
+        text.begin(), text.end(), [&](char c) { return byte_tokens_[static_cast<unsigned char>(c)] < 0; }));
 }
 
 std::string StreamDecoder::push(TokenId id)

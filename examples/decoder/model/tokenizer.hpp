@@ -26,8 +26,8 @@ using oasis::TokenId;
 
 /// Whether `<|im_start|>` and its like inside a text mean the token or the characters.
 enum class Specials {
-    kAsText,       ///< the characters: right for whatever a user or a document wrote
-    kRecognised,   ///< the token: for prompts whose author is trusted
+    kAsText,     ///< the characters: right for whatever a user or a document wrote
+    kRecognised, ///< the token: for prompts whose author is trusted
 };
 
 /// Text that is not UTF-8 is accepted: each wrong byte becomes a symbol of its own. A byte for which the
@@ -77,15 +77,15 @@ private:
 
     std::vector<std::string> tokens_;
     std::vector<Kind> kinds_;
-    std::unordered_map<std::string, TokenId> plain_;             ///< bytes of plain tokens
-    std::unordered_map<std::string, TokenId> added_;             ///< text of added and special tokens
-    std::array<std::vector<TokenId>, 256> added_by_first_byte_;  ///< longest first
-    std::unordered_map<std::uint64_t, Merge> merges_;            ///< key: left id, right id
-    std::array<TokenId, 256> byte_tokens_{};                     ///< -1: the vocabulary has none
+    std::unordered_map<std::string, TokenId> plain_;            ///< bytes of plain tokens
+    std::unordered_map<std::string, TokenId> added_;            ///< text of added and special tokens
+    std::array<std::vector<TokenId>, 256> added_by_first_byte_; ///< longest first
+    std::unordered_map<std::uint64_t, Merge> merges_;           ///< key: left id, right id
+    std::array<TokenId, 256> byte_tokens_{};                    ///< -1: the vocabulary has none
     Pretokenizer pretokenizer_;
     std::optional<TokenId> bos_;
     bool add_bos_ = false;
-    bool whole_pieces_first_ = false;                            ///< a piece that is a token is never merged up
+    bool whole_pieces_first_ = false; ///< a piece that is a token is never merged up
     bool nfc_ = false;
 };
 

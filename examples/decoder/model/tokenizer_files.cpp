@@ -21,7 +21,10 @@ std::string token_bytes(const std::string& written)
 void refuse_if_set(const Json& model, const char* key, const std::string& what)
 {
     const Json* value = member(model, key);
-    if (!value || (value->is_boolean() && !value->get<bool>()) || (value->is_string() && value->get<std::string>().empty())) { return; }
+    if (!value || (value->is_boolean() && !value->get<bool>()) ||
+        (value->is_string() && value->get<std::string>().empty())) {
+        return;
+    }
     if (value->is_number() && value->get<double>() == 0) { return; }
     fail(what, ": BPE option \"", key, "\": ", shown(*value), " is not supported");
 }
@@ -37,7 +40,9 @@ const Json& list_member(const Json& object, const char* key, const std::string& 
 
 void refuse_prefix_space(const Json& part, bool absent, const std::string& what)
 {
-    if (flag_member(part, "add_prefix_space", absent, what)) { fail(what, ": \"add_prefix_space\": true is not supported"); }
+    if (flag_member(part, "add_prefix_space", absent, what)) {
+        fail(what, ": \"add_prefix_space\": true is not supported");
+    }
 }
 
 Pretokenizer::Matches split_rule(const std::string& behaviour, const std::string& what)
@@ -78,11 +83,17 @@ Tokenizer Tokenizer::from_json(const Json& file, const std::string& what)
     const Json* model = member(file, "model");
     if (!model) { fail(what, ": no \"model\""); }
     // Old files leave the type out of a BPE model.
-    if (const std::string type = string_member(*model, "type", "BPE", what); type != "BPE") { fail(what, ": tokenizer model \"", type, "\" is not supported; \"BPE\" is"); }
-    for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"}) { refuse_if_set(*model, key, what); }
+    if (const std::string type = string_member(*model, "type", "BPE", what); type != "BPE") {
+        fail(what, ": tokenizer model \"", type, "\" is not supported; \"BPE\" is");
+    }
+    for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"}) {
+        refuse_if_set(*model, key, what);
+    }
     tokenizer.whole_pieces_first_ = flag_member(*model, "ignore_merges", false, what);
     if (const Json* normaliser = member(file, "normalizer")) {
-        if (const std::string type = type_of(*normaliser, what); type != "NFC") { fail(what, ": normalizer \"", type, "\" is not supported; NFC is"); }
+        if (const std::string type = type_of(*normaliser, what); type != "NFC") {
+            fail(what, ": normalizer \"", type, "\" is not supported; NFC is");
+        }
         tokenizer.nfc_ = true;
     }
     tokenizer.read_json_tokens(file, what);
@@ -102,7 +113,8 @@ void Tokenizer::read_json_tokens(const Json& file, const std::string& what)
     // Ids are dense up to a few added tokens, so a count bounds the ids that are believed.
     const auto most = std::min<std::int64_t>(kMostTokens, 2 * static_cast<std::int64_t>(vocabulary->size()) + 65536);
     for (const auto& [written, id] : vocabulary->items()) {
-        add_token(static_cast<TokenId>(integer_member(Json{{"id", id}}, "id", 0, most, what + ": vocab")), token_bytes(written), Kind::kPlain);
+        add_token(static_cast<TokenId>(integer_member(Json{{"id", id}}, "id", 0, most, what + ": vocab")),
+                  token_bytes(written), Kind::kPlain);
     }
     std::uint32_t rank = 0;
     for (const Json& merge : list_member(model, "merges", what)) {
@@ -125,7 +137,9 @@ void Tokenizer::read_json_tokens(const Json& file, const std::string& what)
         const auto id = static_cast<TokenId>(integer_member(token, "id", 0, most, what + ": added token"));
         const std::string content = string_member(token, "content", "", what);
         for (const char* flag : {"single_word", "lstrip", "rstrip"}) {
-            if (flag_member(token, flag, false, what)) { fail(what, ": added token ", shown(Json(content)), ": \"", flag, "\" is not supported"); }
+            if (flag_member(token, flag, false, what)) {
+                fail(what, ": added token ", shown(Json(content)), ": \"", flag, "\" is not supported");
+            }
         }
         add_token(id, content, flag_member(token, "special", false, what) ? Kind::kSpecial : Kind::kAdded);
     }
@@ -163,7 +177,9 @@ void Tokenizer::read_json_postprocessor(const Json& processor, const std::string
         const Json* special = member(single[i], "SpecialToken");
         if (!special) { continue; }
         const std::string content = string_member(*special, "id", "", what);
-        if (i != 0) { fail(what, ": a template that adds ", shown(Json(content)), " behind the text is not supported"); }
+        if (i != 0) {
+            fail(what, ": a template that adds ", shown(Json(content)), " behind the text is not supported");
+        }
         bos_ = token_id(content);
         add_bos_ = true;
         if (!bos_) { fail(what, ": the template adds ", shown(Json(content)), ", which is not a token"); }
@@ -185,12 +201,18 @@ Tokenizer Tokenizer::from_gguf(const GgufFile& file)
         fail(what, ": tokenizer.ggml.pre \"", pre, "\" is not supported; smollm, gpt-2 and default are");
     }
     tokenizer.pretokenizer_.add_stage(kGpt2Expression);
-    if (file.flag("tokenizer.ggml.add_space_prefix").value_or(false)) { fail(what, ": tokenizer.ggml.add_space_prefix: true is not supported"); }
+    if (file.flag("tokenizer.ggml.add_space_prefix").value_or(false)) {
+        fail(what, ": tokenizer.ggml.add_space_prefix: true is not supported");
+    }
 
     const auto tokens = file.strings("tokenizer.ggml.tokens");
     const auto types = file.integers("tokenizer.ggml.token_type");
-    if (tokens.empty() || static_cast<std::int64_t>(tokens.size()) > kMostTokens) { fail(what, ": tokenizer.ggml.tokens holds ", tokens.size(), " tokens"); }
-    if (!types.empty() && types.size() != tokens.size()) { fail(what, ": ", types.size(), " token types for ", tokens.size(), " tokens"); }
+    if (tokens.empty() || static_cast<std::int64_t>(tokens.size()) > kMostTokens) {
+        fail(what, ": tokenizer.ggml.tokens holds ", tokens.size(), " tokens");
+    }
+    if (!types.empty() && types.size() != tokens.size()) {
+        fail(what, ": ", types.size(), " token types for ", tokens.size(), " tokens");
+    }
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         const std::int64_t type = types.empty() ? 1 : types[i];
         const Kind kind = type == kControl ? Kind::kSpecial : type == kUserDefined ? Kind::kAdded : Kind::kPlain;
@@ -200,13 +222,16 @@ Tokenizer Tokenizer::from_gguf(const GgufFile& file)
     for (const auto& merge : file.strings("tokenizer.ggml.merges")) {
         const std::size_t space = merge.find(' ');
         if (space == std::string::npos) { fail(what, ": merge ", rank, " is not a pair of tokens"); }
-        tokenizer.add_merge(std::string_view(merge).substr(0, space), std::string_view(merge).substr(space + 1), rank++, what);
+        tokenizer.add_merge(std::string_view(merge).substr(0, space), std::string_view(merge).substr(space + 1), rank++,
+                            what);
     }
     if (const auto bos = file.integer("tokenizer.ggml.bos_token_id")) {
         tokenizer.bos_ = static_cast<TokenId>(std::clamp<std::int64_t>(*bos, -1, std::numeric_limits<TokenId>::max()));
     }
     tokenizer.add_bos_ = file.flag("tokenizer.ggml.add_bos_token").value_or(false);
-    if (tokenizer.add_bos_ && !tokenizer.bos_) { fail(what, ": tokenizer.ggml.add_bos_token is true without tokenizer.ggml.bos_token_id"); }
+    if (tokenizer.add_bos_ && !tokenizer.bos_) {
+        fail(what, ": tokenizer.ggml.add_bos_token is true without tokenizer.ggml.bos_token_id");
+    }
     tokenizer.finish(what);
     return tokenizer;
 }
