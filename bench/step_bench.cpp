@@ -64,17 +64,23 @@ public:
         query_.resize(std::size_t(kShape.q_heads * kShape.head_dim));
         out_.resize(query_.size());
         for (float& x : query_) { x = normal_(random_); }
+        queries_.reserve(kVariants);
         while (cache_.length(id_) < context) { append(std::int32_t(std::min<std::int64_t>(512, context - cache_.length(id_)))); }
+        make_keys(kVariants);
+        for (std::size_t i = 0; i < kVariants; ++i) {
+            for (float& x : query_) { x = 0.95F * x + 0.3F * normal_(random_); }
+            queries_.push_back(query_);
+        }
         for (int i = 0; i < 20; ++i) { decode(); }
     }
 
     void decode()
     {
-        for (float& x : query_) { x = 0.95F * x + 0.3F * normal_(random_); }
         if (cache_.length(id_) >= context_ + kGrowth) { cache_.truncate(id_, context_); }
-        make_keys(1);
-        const RowGroup group{.sequence = id_, .verify_rows = 1};
-        run(group, {.q = query_.data(), .k = keys_.data(), .v = values_.data(), .out = out_.data()});
+        const std::size_t turn = steps_ / kVariants % 2 == 0 ? steps_ % kVariants : kVariants - 1 - steps_ % kVariants; // to and fro: no jumps
+        ++steps_;
+        const std::size_t row = turn * std::size_t(kShape.kv_heads * kShape.head_dim);
+        run({.sequence = id_, .verify_rows = 1}, {.q = queries_[turn].data(), .k = keys_.data() + row, .v = values_.data() + row, .out = out_.data()});
     }
 
     KVCache<cpu::Backend, float, Policies>& cache() { return cache_; }
@@ -114,6 +120,9 @@ private:
     std::mt19937 random_{7};
     std::normal_distribution<float> normal_;
     std::vector<float> topic_;
+    static constexpr std::size_t kVariants = 256; ///< rows made beforehand
+    std::vector<std::vector<float>> queries_;
+    std::size_t steps_ = 0;
     std::vector<float> query_, keys_, values_, out_;
 };
 

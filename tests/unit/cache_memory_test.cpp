@@ -13,10 +13,15 @@ namespace {
 
 std::atomic<std::int64_t> allocations{0};
 
-void* counted(std::size_t bytes, std::size_t align)
+void* try_counted(std::size_t bytes, std::size_t align) noexcept
 {
     allocations.fetch_add(1, std::memory_order_relaxed);
-    void* p = align <= alignof(std::max_align_t) ? std::malloc(bytes ? bytes : 1) : std::aligned_alloc(align, (bytes + align - 1) / align * align);
+    return align <= alignof(std::max_align_t) ? std::malloc(bytes ? bytes : 1) : std::aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+
+void* counted(std::size_t bytes, std::size_t align)
+{
+    void* p = try_counted(bytes, align);
     if (!p) { throw std::bad_alloc(); }
     return p;
 }
@@ -27,6 +32,10 @@ void* counted(std::size_t bytes, std::size_t align)
 [[gnu::noinline]] void* operator new[](std::size_t n) { return counted(n, 1); }
 [[gnu::noinline]] void* operator new(std::size_t n, std::align_val_t a) { return counted(n, std::size_t(a)); }
 [[gnu::noinline]] void* operator new[](std::size_t n, std::align_val_t a) { return counted(n, std::size_t(a)); }
+[[gnu::noinline]] void* operator new(std::size_t n, const std::nothrow_t&) noexcept { return try_counted(n, 1); }
+[[gnu::noinline]] void* operator new[](std::size_t n, const std::nothrow_t&) noexcept { return try_counted(n, 1); }
+[[gnu::noinline]] void* operator new(std::size_t n, std::align_val_t a, const std::nothrow_t&) noexcept { return try_counted(n, std::size_t(a)); }
+[[gnu::noinline]] void* operator new[](std::size_t n, std::align_val_t a, const std::nothrow_t&) noexcept { return try_counted(n, std::size_t(a)); }
 [[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete[](void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
@@ -35,6 +44,8 @@ void* counted(std::size_t bytes, std::size_t align)
 [[gnu::noinline]] void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete[](void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, const std::nothrow_t&) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete[](void* p, const std::nothrow_t&) noexcept { std::free(p); }
 
 namespace oasis::test {
 namespace {
