@@ -23,7 +23,7 @@ for bench in $BENCHES; do
     "$build/bench/$bench" "${options[@]}" --benchmark_out="$work/$bench.json" --benchmark_out_format=json
 done
 commit="$(git -C "$root" rev-parse HEAD)"
-[[ -z "$(git -C "$root" status --porcelain --untracked-files=no)" ]] || commit+="-dirty"
+[[ -z "$(git -C "$root" status --porcelain --untracked-files=no -- include src bench cmake CMakeLists.txt)" ]] || commit+="-dirty"
 COMMIT="$commit" COMMAND="bench/run.sh $(basename "$out") ${options[*]}" python3 - "$work" "$out" <<'PYTHON'
 import json, os, pathlib, platform, sys
 
