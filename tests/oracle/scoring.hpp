@@ -106,7 +106,7 @@ inline void code_values(std::vector<double*> values, int levels, int direction)
         low = std::min(low, *x);
         high = std::max(high, *x);
     }
-    const double scale = half((high - low) / levels, 1);
+    const double scale = half((high - low) / levels, direction < 0 ? -1 : 1); // the extremes stay in reach
     for (double* x : values) {
         if (scale == 0.0) { break; }
         const double steps = (*x - low) / scale;

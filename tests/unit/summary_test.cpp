@@ -215,7 +215,11 @@ TEST(SummaryCode, AffineRoundsAsAsked)
                     const double error = kept - values[i];
                     if (rounding == detail::Rounding::kUp) { ASSERT_GE(error, 0.0); }
                     if (rounding == detail::Rounding::kDown) { ASSERT_LE(error, 0.0); }
-                    ASSERT_LE(std::abs(error), rounding == detail::Rounding::kNearest ? step * 0.5001 : step);
+                    // Rounded down, the scale misses the range by up to a unit of f16 per level.
+                    const double slack = rounding == detail::Rounding::kDown ? levels * std::max(0x1p-24, step * 0x1p-10) : 0.0;
+                    ASSERT_LE(std::abs(error), rounding == detail::Rounding::kNearest ? step * 0.5001 : step + slack);
+                    const bool extreme = values[i] == *std::max_element(values, values + 64);
+                    if (extreme) { ASSERT_LE(std::abs(error), slack + step * 0.51); }
                 }
             }
         }

@@ -77,8 +77,8 @@ struct AffineCode {
     std::uint8_t codes[64] = {};
 };
 
-/// f16 values coded with 0..max_code. `zero` is their minimum, exact; `scale` is rounded up so that the maximum is in
-/// reach.
+/// f16 values coded with 0..max_code. `zero` is their minimum, exact. `scale` is rounded up so that the maximum is in
+/// reach; for codes rounded down it is rounded down, or the maximum would lose a whole step.
 inline AffineCode code_affine(const float* values, std::uint64_t valid, int max_code, Rounding rounding)
 {
     AffineCode result;
@@ -95,9 +95,13 @@ inline AffineCode code_affine(const float* values, std::uint64_t valid, int max_
     result.zero = to_f16(low);
     if (!(high > low)) { return result; }
     const double zero = low;
-    result.scale = to_f16_up(static_cast<float>((high - zero) / max_code));
-    while (zero + double(to_float(result.scale)) * max_code < high) { result.scale = next_up(result.scale); }
+    const auto step = static_cast<float>((high - zero) / max_code);
+    result.scale = rounding == Rounding::kDown ? to_f16_down(step) : to_f16_up(step);
+    if (rounding != Rounding::kDown) {
+        while (zero + double(to_float(result.scale)) * max_code < high) { result.scale = next_up(result.scale); }
+    }
     const double scale = to_float(result.scale);
+    if (scale == 0.0) { return result; } // a range below f16, rounded down
 
     double codes[64];
     const double lift = rounding == Rounding::kNearest ? 0.5 : 0.0;
