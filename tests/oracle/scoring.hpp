@@ -51,7 +51,7 @@ struct Shape {
     std::int64_t recent;
 
     bool two_planes() const { return kind == Kind::kCuboid || kind == Kind::kMinMax; }
-    int direction(int plane) const { return !two_planes() ? 0 : plane == 0 ? 1 : -1; }
+    int direction(int plane) const { return kind != Kind::kMinMax ? 0 : plane == 0 ? 1 : -1; }
 };
 
 /// The summary of keys [begin, end), as the native form keeps it.

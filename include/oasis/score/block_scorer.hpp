@@ -96,19 +96,6 @@ template <SummaryPolicy S> struct BlockScorer<S>::Pass {
 
 namespace detail {
 
-template <class S> bool rounds_outwards(const S& policy)
-{
-    if constexpr (requires {
-                      {
-                          policy.rounds_outwards()
-                          } -> std::convertible_to<bool>;
-                  }) {
-        return policy.is_upper_bound() || policy.rounds_outwards();
-    } else {
-        return policy.is_upper_bound();
-    }
-}
-
 inline void check_summary_shape(const SummaryOptions& options, int head_dim, int block_tokens, int planes)
 {
     expects(block_tokens == 16 || block_tokens == 32 || block_tokens == 64, "BlockScorer: block_tokens is ",
@@ -140,8 +127,7 @@ BlockScorer<S>::BlockScorer(S policy, SummaryOptions options, int head_dim, int 
                             .head_dim = head_dim,
                             .block_tokens = block_tokens,
                             .spread = policy_.has_spread(),
-                            .upper_bound = policy_.is_upper_bound(),
-                            .outward = detail::rounds_outwards(policy_)};
+                            .upper_bound = policy_.is_upper_bound()};
 }
 
 template <SummaryPolicy S>

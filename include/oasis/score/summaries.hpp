@@ -35,8 +35,6 @@ public:
     }
     bool has_spread() const noexcept { return kind_ == SummaryKind::kSpread; }
     bool is_upper_bound() const noexcept { return kind_ == SummaryKind::kMinMax; }
-    /// Plane 0 is rounded up and plane 1 down when coded, else to nearest.
-    bool rounds_outwards() const noexcept { return planes() == 2; }
 
     void summarise(KeyRows keys, SummaryRow row) const
     {

@@ -25,7 +25,7 @@ struct SubBlockFlags {
 
 constexpr Rounding rounding_of(const SummaryLayout& layout, std::int32_t plane) noexcept
 {
-    if (!layout.outward) { return Rounding::kNearest; }
+    if (!layout.upper_bound) { return Rounding::kNearest; }
     return plane == 0 ? Rounding::kUp : Rounding::kDown;
 }
 

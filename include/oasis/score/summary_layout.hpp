@@ -46,8 +46,7 @@ struct SummaryLayout {
     std::int32_t head_dim = 0;
     std::int32_t block_tokens = 0;
     bool spread = false;      ///< one more scalar per sub-block
-    bool upper_bound = false; ///< the estimate is one
-    bool outward = false;     ///< plane 0 is rounded up and plane 1 down, else to nearest
+    bool upper_bound = false; ///< the estimate is one: plane 0 is rounded up, plane 1 down; else to nearest
 
     static constexpr std::int32_t kGroupSubBlocks = 64;
 
