@@ -76,6 +76,26 @@ TEST(TokenizerCases, DEC_09_IdsEqualTheReference)
     }
 }
 
+TEST(TokenizerCases, DEC_09_IdsOfTwoHundredStrings)
+{
+    const Json cases = read_json(data_dir() / "retrieval-14m" / "tokenizer_cases.json", 1'000'000);
+    ASSERT_GE(cases["cases"].size(), 200U);
+    for (const auto& entry : cases["cases"]) {
+        const auto text = entry["text"].get<std::string>();
+        for (const auto specials : {Specials::kAsText, Specials::kRecognised}) {
+            const Ids ids = retrieval().encode(text, specials);
+            EXPECT_EQ(ids, entry["ids"].get<Ids>()) << entry["text"].dump().substr(0, 200);
+            EXPECT_EQ(retrieval().decode(ids), text) << entry["text"].dump().substr(0, 200);
+        }
+    }
+    ASSERT_GE(cases["marks"].size(), 10U);
+    for (const auto& entry : cases["marks"]) {
+        const auto text = entry["text"].get<std::string>();
+        EXPECT_EQ(retrieval().encode(text, Specials::kRecognised), entry["ids_recognised"].get<Ids>()) << text;
+        EXPECT_EQ(retrieval().encode(text, Specials::kAsText), entry["ids_as_text"].get<Ids>()) << text;
+    }
+}
+
 TEST(TokenizerCases, DEC_09_PromptsOfTheReferenceRoundTrip)
 {
     const Json reference = read_json(data_dir() / "retrieval-14m" / "reference.json", 100'000'000);
