@@ -6,6 +6,7 @@
 #include <oasis/core/options.hpp>
 #include <oasis/core/step.hpp>
 #include <oasis/core/telemetry.hpp>
+#include <oasis/cpu/attend_jobs.hpp>
 #include <oasis/cpu/executor.hpp>
 
 #include <functional>
@@ -36,7 +37,7 @@ struct Footprint {
     std::size_t scratch_bytes = 0;            ///< working memory, allocated at construction
 };
 
-/// One thread drives a cache; `stats` may be called from any thread. Overlapping calls throw `InvalidArgument`.
+/// One thread drives a cache; `stats` and `request_remove` may be called from any thread. Overlapping calls throw `InvalidArgument`.
 class AnyKVCache {
 public:
     virtual ~AnyKVCache() = default;
@@ -50,6 +51,8 @@ public:
     /// slow tier has no room for a copy. Sealed tokens of the recent window are read back from the slow tier; where that fails `state` says lost.
     virtual void truncate(SequenceId, TokenIndex length) = 0;
     virtual RemoveResult remove(SequenceId) = 0;
+    /// `remove` from any thread: carried out when the driving thread next opens or commits a step. Unknown ids are ignored.
+    virtual void request_remove(SequenceId) = 0;
     virtual TokenIndex length(SequenceId) const = 0;
     /// Whether every block is still held by some tier; if not, truncate to `first_lost` and compute from there again.
     virtual SequenceState state(SequenceId) const = 0;
@@ -58,6 +61,9 @@ public:
     virtual Step begin_step(Queue, std::span<const RowGroup>) = 0;
     /// Layers are called in order 0..layers-1, each once.
     virtual void enqueue_attend(Queue, Step&, LayerId, const AttendArgs&) = 0;
+    /// Instead of `enqueue_attend`, for engines with their own attention kernel: takes in K and V, chooses and brings the blocks of decode rows,
+    /// and says where they are (head-block layout: pool/head_block.hpp). `args.out` and `args.lse` are not used. Prefill groups throw.
+    virtual SelectedSlots enqueue_select(Queue, Step&, LayerId, const AttendArgs&) = 0;
     /// One entry per group, in the groups' order. The rest of the rows is rolled back.
     virtual CommitResult commit(Queue, Step&&, std::span<const Accepted>) = 0;
 

@@ -91,7 +91,13 @@ public:
     SequenceState state(SequenceId id) const override { return {expect(id, "state").first_lost}; }
     Step begin_step(Queue queue, std::span<const RowGroup> groups) override;
     void enqueue_attend(Queue queue, Step& step, LayerId layer, const AttendArgs& args) override;
+    SelectedSlots enqueue_select(Queue queue, Step& step, LayerId layer, const AttendArgs& args) override;
     CommitResult commit(Queue queue, Step&& step, std::span<const Accepted> accepted) override;
+    void request_remove(SequenceId id) override
+    {
+        const std::scoped_lock lock(requests_mutex_);
+        requests_.push_back(id);
+    }
     std::size_t resize_fast(std::size_t bytes) override;
     void drop_cached_prefixes() override;
     Stats stats() const override
@@ -202,7 +208,9 @@ private:
 
     void check_groups(std::span<const RowGroup> groups) const;
     std::optional<Full> open_groups(std::span<const RowGroup> groups);
-    void check_args(const AttendArgs& args) const;
+    void check_args(const AttendArgs& args, const char* call) const;
+    void open_layer(const Step& step, LayerId layer, const AttendArgs& args, const char* call);
+    void remove_requested();
     std::int32_t check_accepted(const StepGroup& group, const Accepted& accepted) const;
     void settle(StepGroup& group, std::int32_t rows);
     TokenIndex share(Sequence& sequence, std::span<const TokenId> prompt);
@@ -228,6 +236,8 @@ private:
     std::atomic<bool> delivering_{false};
     std::atomic<bool> in_callback_{false};
     mutable std::atomic<bool> busy_{false};
+    std::mutex requests_mutex_;
+    std::vector<SequenceId> requests_;
     mutable std::mutex stats_mutex_;
     Stats published_;
 };

@@ -189,6 +189,7 @@ Step KVCache<Backend, Element, Policies>::begin_step(Queue, std::span<const RowG
         {
             const Entry entry(busy_, "begin_step", &in_callback_);
             expect_no_step("begin_step");
+            remove_requested();
             check_groups(groups);
             full = open_groups(groups);
             if (!full) {
@@ -207,18 +208,27 @@ Step KVCache<Backend, Element, Policies>::begin_step(Queue, std::span<const RowG
 }
 
 template <class Backend, KVElement Element, class Policies>
-void KVCache<Backend, Element, Policies>::check_args(const AttendArgs& args) const
+void KVCache<Backend, Element, Policies>::check_args(const AttendArgs& args, const char* call) const
 {
     if (step_.rows == 0) { return; } // a step without rows comes with empty arrays
-    detail::expects(args.q.data && args.k.data && args.v.data, "enqueue_attend: q, k or v is null");
+    detail::expects(args.q.data && args.k.data && args.v.data, call, ": q, k or v is null");
     for (const auto& [what, dtype] : {std::pair{"q", args.q.dtype}, {"k", args.k.dtype}, {"v", args.v.dtype}}) {
-        detail::expects(dtype == config_.dtype, "enqueue_attend: ", what, " is ", name(dtype), ", the cache is ", name(config_.dtype));
+        detail::expects(dtype == config_.dtype, call, ": ", what, " is ", name(dtype), ", the cache is ", name(config_.dtype));
     }
-    detail::expects(!args.out.data || args.out.dtype == config_.dtype, "enqueue_attend: out is ", name(args.out.dtype), ", the cache is ", name(config_.dtype));
-    detail::expects(args.window >= 0 && std::isfinite(args.scale), "enqueue_attend: window ", args.window, " or scale ", args.scale, " is out of range");
-    for (const StepGroup& group : step_.groups) {
-        detail::expects(args.out.data || group.is_prefill(), "enqueue_attend: out is null, but sequence ", raw(group.sequence->id), " has decode rows");
-    }
+    detail::expects(!args.out.data || args.out.dtype == config_.dtype, call, ": out is ", name(args.out.dtype), ", the cache is ", name(config_.dtype));
+    detail::expects(args.window >= 0 && std::isfinite(args.scale), call, ": window ", args.window, " or scale ", args.scale, " is out of range");
+}
+
+/// Checks a layer's call and marks the step as failed until the layer is done: what one that threw left behind cannot be gone on with.
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::open_layer(const Step& step, LayerId layer, const AttendArgs& args, const char* call)
+{
+    expect_step(step, call);
+    detail::expects(step_.next_layer >= 0, call, ": step ", step_.serial, " failed in an earlier layer; destroy it");
+    detail::expects(layer == step_.next_layer && layer < config_.shape.layers, call, ": layer ", layer, ", expected ", step_.next_layer, " of ",
+                    config_.shape.layers);
+    check_args(args, call);
+    step_.next_layer = -1;
 }
 
 template <class Backend, KVElement Element, class Policies>
@@ -226,17 +236,53 @@ void KVCache<Backend, Element, Policies>::enqueue_attend(Queue queue, Step& step
 {
     {
         const Entry entry(busy_, "enqueue_attend", &in_callback_);
-        expect_step(step, "enqueue_attend");
-        detail::expects(step_.next_layer >= 0, "enqueue_attend: step ", step_.serial, " failed in an earlier layer; destroy it");
-        detail::expects(layer == step_.next_layer && layer < config_.shape.layers, "enqueue_attend: layer ", layer, ", expected ", step_.next_layer, " of ",
-                        config_.shape.layers);
-        check_args(args);
-        step_.next_layer = -1; // what a layer that failed left behind cannot be gone on with
+        open_layer(step, layer, args, "enqueue_attend");
+        for (const StepGroup& group : step_.groups) {
+            if (args.out.data || group.is_prefill()) { continue; }
+            step_.next_layer = layer;
+            throw InvalidArgument(detail::text("enqueue_attend: out is null, but sequence ", raw(group.sequence->id), " has decode rows"));
+        }
         pipeline_->layer(queue, step_, layer, args, journal_);
         step_.next_layer = layer + 1;
         publish();
     }
     deliver();
+}
+
+template <class Backend, KVElement Element, class Policies>
+SelectedSlots KVCache<Backend, Element, Policies>::enqueue_select(Queue queue, Step& step, LayerId layer, const AttendArgs& args)
+{
+    SelectedSlots selected;
+    {
+        const Entry entry(busy_, "enqueue_select", &in_callback_);
+        detail::expects(step_.rows <= pool_.shape().landing_rows(), "enqueue_select: ", step_.rows, " rows are selected at a time, at most ", pool_.shape().landing_rows(),
+                        " can be held");
+        open_layer(step, layer, args, "enqueue_select");
+        for (const StepGroup& group : step_.groups) {
+            if (!group.is_prefill()) { continue; }
+            step_.next_layer = layer;
+            throw InvalidArgument(detail::text("enqueue_select: sequence ", raw(group.sequence->id), " is prefilled in this step; selection is for decode rows"));
+        }
+        selected = pipeline_->select_layer(queue, step_, layer, args, journal_);
+        step_.next_layer = layer + 1;
+        publish();
+    }
+    deliver();
+    return selected;
+}
+
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::remove_requested()
+{
+    std::vector<SequenceId> ids;
+    {
+        const std::scoped_lock lock(requests_mutex_);
+        ids.swap(requests_);
+    }
+    for (const SequenceId id : ids) {
+        lookahead_->forget(id);
+        pool_.remove(id);
+    }
 }
 
 template <class Backend, KVElement Element, class Policies>
@@ -260,6 +306,7 @@ CommitResult KVCache<Backend, Element, Policies>::commit(Queue, Step&& step, std
         detail::expects(step_.next_layer == config_.shape.layers, "commit: layer ", step_.next_layer, " of ", config_.shape.layers, " was not attended");
         detail::expects(accepted.size() == step_.groups.size(), "commit: ", accepted.size(), " entries for ", step_.groups.size(), " groups");
         for (std::size_t i = 0; i < accepted.size(); ++i) { result.committed_rows += check_accepted(step_.groups[i], accepted[i]); }
+        pipeline_->release_selection();
         const std::uint64_t sealed = journal_.counters.sealed_blocks;
         for (std::size_t i = 0; i < accepted.size(); ++i) {
             settle(step_.groups[i], accepted[i].rows);
@@ -269,6 +316,7 @@ CommitResult KVCache<Backend, Element, Policies>::commit(Queue, Step&& step, std
         step_.serial = 0;
         step_.groups.clear();
         step.release();
+        remove_requested();
         publish();
     }
     deliver();
@@ -314,6 +362,7 @@ template <class Backend, KVElement Element, class Policies>
 void KVCache<Backend, Element, Policies>::roll_back(std::uint64_t serial) noexcept
 {
     if (serial != step_.serial || step_.serial == 0) { return; }
+    pipeline_->release_selection();
     for (StepGroup& group : step_.groups) { settle(group, 0); }
     step_.serial = 0;
     step_.groups.clear();

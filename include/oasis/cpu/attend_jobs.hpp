@@ -28,6 +28,22 @@ struct BlockRef {
     bool coded = false; ///< `code` form; false: native
 };
 
+} // namespace oasis::cpu
+
+namespace oasis {
+
+/// What `enqueue_select` gives an engine with its own attention: for each (row, KV head) of the step the blocks to read, ascending by position.
+/// The views and what they point at stay valid until the next layer, commit or the step's end.
+struct SelectedSlots {
+    std::span<const cpu::BlockRef> blocks{};      ///< all lists, one after another
+    std::span<const std::int32_t> positions{};    ///< block positions, parallel to `blocks`
+    std::span<const std::int64_t> starts{};       ///< [rows * kv_heads + 1]: list i is [starts[i], starts[i + 1])
+};
+
+} // namespace oasis
+
+namespace oasis::cpu {
+
 /// A part of one (row, KV head): at most `kChunkTokens` tokens of its set, in position order.
 struct AttendChunk {
     BlockFormat format;

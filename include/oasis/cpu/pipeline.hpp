@@ -67,6 +67,7 @@ public:
     /// nothing is lost; or when it does not deliver one that a prefill chunk must read: then the sequence is.
     void layer(Queue queue, OpenStep& step, LayerId layer, const AttendArgs& args, Journal& journal)
     {
+        release_selection();
         const HoldGuard guard{*this};
         for (const StepGroup& group : step.groups) {
             append(queue, group, layer, args);
@@ -77,6 +78,29 @@ public:
                 decode(queue, step, group, layer, args, journal);
             }
         }
+    }
+
+    /// The same without the attention: what each (row, KV head) is to read, in fast memory and pinned until the next layer or the step's end.
+    SelectedSlots select_layer(Queue queue, OpenStep& step, LayerId layer, const AttendArgs& args, Journal& journal)
+    {
+        selecting_ = true;
+        selected_refs_.clear();
+        selected_positions_.clear();
+        selected_starts_.assign(1, 0);
+        try {
+            this->layer(queue, step, layer, args, journal);
+        } catch (...) {
+            selecting_ = false;
+            release_selection();
+            throw;
+        }
+        selecting_ = false;
+        return {selected_refs_, selected_positions_, selected_starts_};
+    }
+    void release_selection()
+    {
+        for (const SlotId slot : selected_pins_) { pool_.slots().unpin(slot); }
+        selected_pins_.clear();
     }
 
     /// Makes native forms again after a truncation or at a shared prefix. Returns the first block that could not be read, or none; what does
@@ -147,6 +171,7 @@ private:
 
     void attend(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args);
     void attend_rows(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args, std::int32_t begin, std::int32_t end);
+    void keep_selection(const StepGroup& group, LayerId layer, std::int32_t window);
     BlockRef block_ref(const StepGroup& group, LayerId layer, std::int32_t head, const RowPlan& row, const Read& read, std::int32_t window);
     void write_row(const AttendArgs& args, std::int64_t row, std::int32_t head, const float* out, const float* lse);
     void exact_mass(Queue queue, const StepGroup& group, LayerId layer, float* mass);
@@ -211,6 +236,11 @@ private:
     std::vector<std::byte> wave_;            ///< prefill: [kv_heads, wave blocks] coded head-blocks, and a unit for layer scope
     std::vector<PrefillBlock> wave_blocks_;  ///< [kv_heads, wave blocks]
     std::vector<std::byte> staging_;         ///< seal: [blocks of a batch, sets] units
+    bool selecting_ = false;
+    std::vector<BlockRef> selected_refs_;           ///< of select_layer (grows)
+    std::vector<std::int32_t> selected_positions_;  ///< parallel to it (grows)
+    std::vector<std::int64_t> selected_starts_;     ///< [rows, kv_heads] + 1 (grows)
+    std::vector<SlotId> selected_pins_;             ///< (grows)
     std::vector<std::uint8_t> failed_;       ///< (grows)
 };
 

@@ -181,15 +181,21 @@ BlockId Pipeline<Policies>::reopen(Queue queue, Sequence& sequence, const Reopen
     if (shape_.summary.planes > 0) {
         queue.executor().parallel_for(reopened.groups.size() * layers * heads, [&](std::size_t task) {
             const std::int32_t g = reopened.groups[task / (layers * heads)];
-            const BlockId unread = rebuild_group(sequence, g, static_cast<LayerId>(task / heads % layers), static_cast<std::int32_t>(task % heads),
-                                                 std::find(reopened.close.begin(), reopened.close.end(), g) != reopened.close.end());
+            const BlockId unread = rebuild_group(sequence, g, static_cast<LayerId>(task / heads % layers), static_cast<std::int32_t>(task % heads), false);
             if (unread != BlockId::kNone) { fail(unread); }
         });
     }
-    if (failed.empty()) {
-        for (const std::int32_t g : reopened.close) { pool_.close_reopened(sequence, g); }
-        return BlockId::kNone;
+    for (const std::int32_t g : reopened.close) { // one after another: native forms are large
+        const GroupId id = sequence.groups[std::size_t(g)];
+        pool_.groups().retain_native(id);
+        queue.executor().parallel_for(shape_.summary.planes > 0 ? layers * heads : 0, [&](std::size_t task) {
+            const BlockId unread = rebuild_group(sequence, g, static_cast<LayerId>(task / heads), static_cast<std::int32_t>(task % heads), true);
+            if (unread != BlockId::kNone) { fail(unread); }
+        });
+        pool_.groups().release_native(id);
+        if (failed.empty()) { pool_.close_group(sequence, g); }
     }
+    if (failed.empty()) { return BlockId::kNone; }
     const auto at = [&](BlockId block) { return std::find(sequence.blocks.begin(), sequence.blocks.end(), block); };
     return *std::min_element(failed.begin(), failed.end(), [&](BlockId a, BlockId b) { return at(a) < at(b); });
 }

@@ -23,6 +23,24 @@ BlockRef Pipeline<Policies>::block_ref(const StepGroup& group, LayerId layer, st
     return ref;
 }
 
+/// For engines with their own attention: the rows' sets, and the pins that keep them.
+template <class Policies>
+void Pipeline<Policies>::keep_selection(const StepGroup& group, LayerId layer, std::int32_t window)
+{
+    for (std::int32_t row = 0; row < row_count_; ++row) {
+        const RowPlan& plan = rows_[std::size_t(row)];
+        for (std::int32_t head = 0; head < model_.kv_heads; ++head) {
+            for (const Read& read : plan.reads[std::size_t(head / shape_.heads_per_set)]) {
+                selected_refs_.push_back(block_ref(group, layer, head, plan, read, window));
+                selected_positions_.push_back(read.block);
+            }
+            selected_starts_.push_back(static_cast<std::int64_t>(selected_refs_.size()));
+        }
+    }
+    selected_pins_.insert(selected_pins_.end(), pinned_.begin(), pinned_.end());
+    pinned_.clear();
+}
+
 /// Rows go in passes that bound the scratch: a pass holds at least one row and at most about 64K block references.
 template <class Policies>
 void Pipeline<Policies>::attend(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args)

@@ -34,7 +34,11 @@ void Pipeline<Policies>::decode(Queue queue, OpenStep& step, const StepGroup& gr
         if (!oracle) { exact_mass(queue, group, layer, true_mass_.data()); }
         captured_mass(group, journal);
     }
-    attend(queue, group, layer, args);
+    if (selecting_) {
+        keep_selection(group, layer, args.window);
+    } else {
+        attend(queue, group, layer, args);
+    }
     for (const SlotId slot : pinned_) { pool_.slots().unpin(slot); }
     pinned_.clear();
     if (config_.prefetch_cap > 0) { prefetch(queue, group, layer, journal); }
@@ -219,6 +223,7 @@ void Pipeline<Policies>::resolve_dense(const StepGroup& group, LayerId layer, st
     RowPlan& plan = rows_[std::size_t(row)];
     const std::int32_t unit = layer * shape_.sets + set;
     const std::int32_t room = shape_.dense_capacity(layer, sequence.logical_blocks, sequence.dense_below);
+    if (row == 0 && !sequence.logical.filled(unit)) { sequence.logical.drop_below(unit, plan.first_block, pool_.logical_observer(sequence)); }
     for (std::int32_t block = plan.first_block; block < blocks_at(plan.position); ++block) {
         SlotId slot = SlotId::kNone;
         if (!reads_native(sequence, plan.position, block)) {

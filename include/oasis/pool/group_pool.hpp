@@ -45,8 +45,8 @@ public:
     Group& operator[](GroupId id) noexcept { return groups_[static_cast<std::size_t>(raw(id))]; }
     const Group& operator[](GroupId id) const noexcept { return groups_[static_cast<std::size_t>(raw(id))]; }
 
-    /// A new open group, held once, in native form.
-    GroupId allocate()
+    /// A new open group, held once; in native form unless it is only to be coded.
+    GroupId allocate(bool native = true)
     {
         GroupId id{};
         if (free_.empty()) {
@@ -58,7 +58,7 @@ public:
         }
         Group& group = (*this)[id];
         group = {.refs = 1, .native_refs = 0, .native = nullptr, .sealed = nullptr, .coded = coded_.take(), .closed = false, .last_block = BlockId::kNone};
-        retain_native(id);
+        if (native) { retain_native(id); }
         return id;
     }
     void retain(GroupId id) { ++(*this)[id].refs; }

@@ -29,7 +29,7 @@ struct Reopened {
     };
     std::vector<Decode> blocks;
     std::vector<std::int32_t> groups;  ///< group positions whose native form is to be rebuilt from keys
-    std::vector<std::int32_t> close;   ///< of those, the ones to code; then `close_reopened` gives their native form back
+    std::vector<std::int32_t> close;   ///< group positions to be rebuilt and coded, in native form only meanwhile
 };
 
 /// Invariants: a slot is never reused while a reader, writer or transfer of it is outstanding; free + resident + pinned + in flight ==
@@ -119,11 +119,6 @@ public:
         groups_[group].closed = true;
         groups_[group].last_block = last;
         blocks_[last].group = raw(group);
-    }
-    void close_reopened(Sequence& sequence, std::int32_t position)
-    {
-        close_group(sequence, position);
-        groups_.release_native(sequence.groups[std::size_t(position)]);
     }
 
     /// A step coded `block`. If it stands it is sealed (true when it was not before); if not, what the step put into slots is void.

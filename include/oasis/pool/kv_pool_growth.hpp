@@ -185,11 +185,15 @@ TokenIndex KVPool<Eviction, Store, Hasher>::share_prefix(Sequence& sequence, std
     const auto unsealed = std::find_if(sequence.blocks.begin(), sequence.blocks.end(), [&](BlockId block) { return !blocks_[block].sealed; });
     const auto first_unsealed = static_cast<std::int32_t>(unsealed - sequence.blocks.begin());
     auto shared = static_cast<std::int32_t>(sequence.blocks.size());
-    while (shared > first_unsealed && shape_.first_native_block(std::int64_t{shared} * shape_.config.block_tokens) > first_unsealed) {
+    while (shared > first_unsealed && shape_.first_native_block(std::int64_t{shared} * shape_.config.block_tokens) > first_unsealed) { --shared; }
+    if (make_room(0, 0, std::size_t(shape_.groups_of(shape_.config.budgets.recent) + 2) * groups_.native_bytes_per_group(),
+                  std::size_t(shape_.groups_of(std::int64_t{shared} * shape_.config.block_tokens)) * groups_.coded_bytes_per_group())) {
+        shared = 0; // no fast memory for the summaries: everything is computed anew
+    }
+    while (sequence.blocks.size() > std::size_t(shared)) {
         blocks_.release(sequence.blocks.back(), drop_slots());
         sequence.blocks.pop_back();
         sequence.keys.pop_back();
-        --shared;
     }
     sequence.length = std::int64_t{shared} * shape_.config.block_tokens;
     sequence.tokens.assign(prompt.begin(), prompt.begin() + sequence.length);
@@ -217,9 +221,8 @@ void KVPool<Eviction, Store, Hasher>::share_groups(Sequence& sequence, Reopened&
                 groups_.retain_native(GroupId{made});
             }
         } else {
-            sequence.groups.push_back(groups_.allocate());
-            reopened.groups.push_back(g);
-            if (g < first_native) { reopened.close.push_back(g); }
+            sequence.groups.push_back(groups_.allocate(g >= first_native));
+            (g < first_native ? reopened.close : reopened.groups).push_back(g);
         }
     }
     sequence.native_group_begin = first_native;

@@ -91,6 +91,14 @@ public:
         }
     }
 
+    /// Forgets block positions < first of one unit: a window has passed them.
+    template <class Changed>
+    void drop_below(std::int32_t unit, std::int32_t first, Changed&& changed)
+    {
+        Unit& u = units_[std::size_t(unit)];
+        for (; u.lowest < std::min(first, u.highest); ++u.lowest) { set(unit, u.lowest, 0, changed); }
+    }
+
     template <class Changed>
     void clear_unit(std::int32_t unit, Changed&& changed)
     {
@@ -111,6 +119,7 @@ public:
 private:
     struct Unit {
         std::int32_t count = 0;
+        std::int32_t lowest = 0;  ///< members lie here or above
         std::int32_t highest = 0; ///< members lie below
         bool filled = false;
     };
@@ -128,6 +137,7 @@ private:
         Unit& u = units_[std::size_t(unit)];
         if (old == 0 && stamp != 0) {
             ++u.count;
+            u.lowest = std::min(u.lowest, block);
             u.highest = std::max(u.highest, block + 1);
             changed(unit, block, true);
         } else if (old != 0 && stamp == 0) {

@@ -36,11 +36,15 @@ struct PoolShape {
     {
         const std::int64_t most = std::int64_t{blocks_per_sequence + 1} * c.limits.max_sequences;
         blocks = c.slow_bytes == 0 ? most : std::min<std::int64_t>(most, static_cast<std::int64_t>(c.slow_bytes / slow_block_bytes()));
-        const std::int64_t rows = std::min<std::int64_t>(c.limits.max_rows, kMaxVerifyRows + kMaxLookaheadRows);
-        landing_slots = sets * rows * most_blocks(c.budgets.fetch);
+        landing_slots = std::int64_t{sets} * landing_rows() * most_blocks(c.budgets.fetch);
         landing_slots += std::int64_t{c.limits.max_sequences} * c.shape.layers * sets * most_blocks(c.prefetch_cap);
     }
 
+    /// Rows whose missing must blocks fit beside the logical sets at one time.
+    std::int32_t landing_rows() const noexcept
+    {
+        return std::min(config.limits.max_rows, std::max(kMaxVerifyRows + kMaxLookaheadRows, config.limits.max_sequences));
+    }
     std::int32_t blocks_of(std::int64_t tokens) const noexcept
     {
         return static_cast<std::int32_t>((tokens + config.block_tokens - 1) / config.block_tokens);
