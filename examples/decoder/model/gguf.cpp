@@ -135,7 +135,6 @@ GgufFile::GgufFile(std::filesystem::path path) : file_(std::move(path))
         fail(where, ": general.alignment is ", alignment, ", not a power of two up to ", kMostAlignment);
     }
     const auto step = static_cast<std::uint64_t>(alignment);
-    header_bytes_ = static_cast<std::size_t>(cursor.at());
     data_begin_ = (cursor.at() + step - 1) / step * step;
     for (const auto& [name, offset] : offsets_) {
         if (offset % step != 0) {

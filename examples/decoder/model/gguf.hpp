@@ -53,7 +53,7 @@ public:
     std::vector<std::int64_t> integers(std::string_view key) const; ///< empty when absent
 
     /// The bytes before the tensor data: metadata and tensor descriptions.
-    std::span<const std::byte> header() const { return file_.bytes().first(header_bytes_); }
+    std::span<const std::byte> bytes() const { return file_.bytes(); }
 
 private:
     struct Value {
@@ -76,7 +76,6 @@ private:
     std::map<std::string, TensorView, std::less<>> tensors_;
     std::map<std::string, std::uint64_t, std::less<>> offsets_; ///< relative to the tensor data, as the file claims
     std::uint64_t data_begin_ = 0;
-    std::size_t header_bytes_ = 0;
 };
 
 } // namespace oasis_decode

@@ -23,7 +23,7 @@ struct LoadedModel {
     ModelConfig config;
     Tokenizer tokenizer;
     std::vector<std::string> warnings; ///< what a user should be told; nothing is printed here
-    /// Identifies the model: SHA-256 over the headers, the sizes and samples of the weights, in hex.
+    /// Identifies the model: SHA-256 in hex of the GGUF file, or of config.json, tokenizer.json and the shards, one after another.
     std::string id;
 
     std::vector<BlockWeights> blocks;

@@ -19,17 +19,6 @@ struct GlobalNames {
 constexpr GlobalNames kHfNames = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"};
 constexpr GlobalNames kGgufNames = {"token_embd.weight", "output_norm.weight", "output.weight"};
 
-void sample(Sha256& hash, const TensorSource& source)
-{
-    constexpr std::size_t kSample = 1024;
-    for (const auto& name : source.names()) {
-        const auto bytes = source.find(name)->bytes;
-        hash.update(bytes.first(std::min(kSample, bytes.size())));
-    }
-}
-
-void add_size(Sha256& hash, std::uint64_t size) { hash.update(std::as_bytes(std::span(&size, 1))); }
-
 void read_head(LoadedModel& model, WeightReader& reader, const TensorSource& source, const char* name)
 {
     ModelConfig& config = model.config;
@@ -94,11 +83,7 @@ std::shared_ptr<const LoadedModel> load_gguf(const std::filesystem::path& path)
     model->config = config_from_gguf(file);
     model->tokenizer = Tokenizer::from_gguf(file);
     read_weights(*model, file, kGgufNames, true);
-    Sha256 hash;
-    hash.update(file.header());
-    add_size(hash, std::filesystem::file_size(path));
-    sample(hash, file);
-    model->id = hash.hex();
+    model->id = sha256_hex(file.bytes());
     return model;
 }
 
@@ -113,11 +98,9 @@ std::shared_ptr<const LoadedModel> load_folder(const std::filesystem::path& fold
     const SafetensorsFolder source(folder);
     read_weights(*model, source, kHfNames, false);
     Sha256 hash;
-    const std::string canonical = config.dump();
-    hash.update(std::as_bytes(std::span(canonical)));
+    hash.update(MappedFile(config_path).bytes());
     hash.update(MappedFile(tokenizer_path).bytes());
-    for (const auto& file : source.files()) { hash.update(file->header()); }
-    sample(hash, source);
+    for (const auto& file : source.files()) { hash.update(file->bytes()); }
     model->id = hash.hex();
     return model;
 }

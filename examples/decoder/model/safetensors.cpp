@@ -207,12 +207,12 @@ SafetensorsFile::SafetensorsFile(std::filesystem::path path) : file_(std::move(p
              file_.size(), ")");
     }
     const auto text = file_.view(sizeof length, length, "header");
-    header_bytes_ = static_cast<std::size_t>(sizeof length + length);
+    const auto header_bytes = static_cast<std::size_t>(sizeof length + length);
     std::map<std::string, Entry, std::less<>> entries;
     HeaderReader reader(where, entries);
     const char* first = reinterpret_cast<const char*>(text.data());
     Json::sax_parse(first, first + text.size(), &reader);
-    for (const auto& [name, entry] : entries) { tensors_.emplace(name, place(entry, file_, header_bytes_)); }
+    for (const auto& [name, entry] : entries) { tensors_.emplace(name, place(entry, file_, header_bytes)); }
     refuse_overlap(tensors_, where);
 }
 

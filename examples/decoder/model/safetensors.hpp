@@ -27,12 +27,11 @@ public:
     const TensorView* find(std::string_view name) const override;
     std::vector<std::string> names() const override;
     std::string label() const override { return file_.path().string(); }
-    std::span<const std::byte> header() const { return file_.bytes().first(header_bytes_); }
+    std::span<const std::byte> bytes() const { return file_.bytes(); }
 
 private:
     MappedFile file_;
     std::map<std::string, TensorView, std::less<>> tensors_;
-    std::size_t header_bytes_ = 0;
 };
 
 /// The tensors of a model folder: `model.safetensors.index.json` and its shards, else `model.safetensors`.
