@@ -1,43 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Logits and greedy ids against stored float32 references of two models.
-#include "decoder/support.hpp"
+#include "decoder/reference.hpp"
 
 namespace oasis_decode::test {
 namespace {
 
-constexpr float kTolerance = 5e-3F;
 constexpr std::size_t kChunk = 256;
 
-struct Expected {
-    std::int64_t position;
-    std::vector<TokenId> ids;
-    std::vector<float> logits;
-    double logsumexp = NAN;
-};
-
-TokenId argmax(const std::vector<float>& logits)
-{
-    return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-}
-
-void compare(const Expected& expected, const std::vector<float>& logits)
-{
-    for (std::size_t i = 0; i < expected.ids.size(); ++i) {
-        EXPECT_NEAR(logits[static_cast<std::size_t>(expected.ids[i])], expected.logits[i], kTolerance)
-            << "position " << expected.position << ", token " << expected.ids[i];
-    }
-    if (std::isnan(expected.logsumexp)) { return; }
-    const double highest = *std::max_element(logits.begin(), logits.end());
-    double sum = 0;
-    for (const float x : logits) { sum += std::exp(static_cast<double>(x) - highest); }
-    EXPECT_NEAR(highest + std::log(sum), expected.logsumexp, kTolerance) << "position " << expected.position;
-}
-
 /// Prefills `ids` in chunks, then decodes along `greedy` token by token; checks every expected position on the way.
-void follow(const std::shared_ptr<const LoadedModel>& model, const std::vector<TokenId>& ids,
-            const std::vector<TokenId>& greedy, const std::vector<Expected>& expected)
+void follow(const std::shared_ptr<const LoadedModel>& model, const ReferenceText& text)
 {
+    const auto& [ids, greedy, expected] = text;
     oasis::ThreadPool threads;
     DenseRun run(model, threads, kChunk, static_cast<std::int64_t>(ids.size() + greedy.size()));
     std::size_t checked = 0;
@@ -48,42 +22,24 @@ void follow(const std::shared_ptr<const LoadedModel>& model, const std::vector<T
         for (const auto& e : expected) {
             const std::int64_t row = e.position - static_cast<std::int64_t>(begin);
             if (row < 0 || row >= static_cast<std::int64_t>(count)) { continue; }
-            compare(e, run.logits(static_cast<int>(row)));
+            expect_logits(e, run.logits(static_cast<int>(row)));
             ++checked;
         }
     }
     if (!greedy.empty()) { last = run.logits(static_cast<int>((ids.size() - 1) % kChunk)); }
     for (std::size_t i = 0; i < greedy.size(); ++i) {
-        ASSERT_EQ(argmax(last), greedy[i]) << "answer token " << i;
+        ASSERT_EQ(likeliest(last), greedy[i]) << "answer token " << i;
         if (i + 1 == greedy.size()) { break; }
         run.forward(std::span(greedy).subspan(i, 1));
         last = run.logits(0);
         for (const auto& e : expected) {
             if (e.position == run.next() - 1) {
-                compare(e, last);
+                expect_logits(e, last);
                 ++checked;
             }
         }
     }
     EXPECT_GT(checked, 0U);
-}
-
-std::vector<Expected> expectations(const Json& list, const char* ids, const char* logits)
-{
-    std::vector<Expected> out;
-    for (const auto& entry : list) {
-        out.push_back({entry["position"], entry[ids].get<std::vector<TokenId>>(),
-                       entry[logits].get<std::vector<float>>(), entry.value("logsumexp", NAN)});
-    }
-    return out;
-}
-
-const Json& item_of(const Json& reference, const char* key, const std::string& name)
-{
-    for (const auto& item : reference["items"]) {
-        if (item[key] == name) { return item; }
-    }
-    throw std::runtime_error("no reference item " + name);
 }
 
 class Retrieval : public testing::Test {
@@ -97,12 +53,12 @@ protected:
 
     void check(const std::string& task, std::size_t most_tokens)
     {
-        const Json& item = item_of(reference_, "task", task);
-        auto ids = item["prompt_ids"].get<std::vector<TokenId>>();
-        const bool whole = ids.size() <= most_tokens;
-        ids.resize(std::min(ids.size(), most_tokens));
-        follow(model_, ids, whole ? item["greedy_ids"].get<std::vector<TokenId>>() : std::vector<TokenId>(),
-               expectations(item["top20"], "ids", "logits"));
+        ReferenceText text = retrieval_text(reference_, task);
+        if (text.ids.size() > most_tokens) {
+            text.ids.resize(most_tokens);
+            text.greedy.clear();
+        }
+        follow(model_, text);
     }
 
     static inline std::shared_ptr<const LoadedModel> model_;
@@ -137,7 +93,7 @@ TEST_F(Retrieval, GreedyIdsOfATable)
 // The chunks of a prefill and few-row steps agree within rounding; few-row steps agree with each other to the bit.
 TEST_F(Retrieval, RowsDoNotDependOnTheirNeighbours)
 {
-    const auto ids = item_of(reference_, "task", "kv_dense")["prompt_ids"].get<std::vector<TokenId>>();
+    const auto ids = retrieval_text(reference_, "kv_dense").ids;
     oasis::ThreadPool two(2);
     oasis::InlineExecutor one;
     DenseRun wide(model_, two, 64, 64), eight(model_, two, 8, 64), single(model_, one, 1, 64);
@@ -196,12 +152,7 @@ protected:
     }
     static void TearDownTestSuite() { model_.reset(); }
 
-    void check(const std::string& name)
-    {
-        const Json& item = item_of(reference_, "name", name);
-        follow(model_, item["ids"].get<std::vector<TokenId>>(), item.value("greedy_ids", std::vector<TokenId>()),
-               expectations(item["logits"], "top_ids", "top_logits"));
-    }
+    void check(const std::string& name) { follow(model_, smollm2_text(reference_, name)); }
 
     static inline std::shared_ptr<const LoadedModel> model_;
     static inline Json reference_;
