@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The compiled attention kernels: one table per instruction set, the best one chosen when first asked for.
-#include <oasis/core/error.hpp>
 #include <oasis/cpu/attend_kernels.hpp>
 
 #include <hwy/detect_targets.h>
@@ -12,6 +11,8 @@
 #define HWY_TARGET_INCLUDE "cpu/attend_simd.cpp"
 #include <hwy/foreach_target.h> // must come before highway.h
 
+#include "cpu/simd_tables.hpp"
+
 // Without vectors of four lanes the scalar table is what there is.
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 #include "cpu/simd_prefill-inl.h"
@@ -21,21 +22,7 @@ namespace oasis::cpu::HWY_NAMESPACE {
 
 const AttendKernels& attend_table()
 {
-    static constexpr AttendKernels kTable
-    {
-        attend_chunk, prefill, block_mass, encode_int8, decode_int8, to_float, from_float,
-#if HWY_TARGET == HWY_AVX3
-            "avx512"
-#elif HWY_TARGET == HWY_AVX2
-            "avx2"
-#elif HWY_TARGET == HWY_SSE4
-            "sse4"
-#elif HWY_TARGET == HWY_NEON
-            "neon"
-#else
-            "simd128"
-#endif
-    };
+    static constexpr AttendKernels kTable{attend_chunk, prefill, block_mass, encode_int8, decode_int8, to_float, from_float, OASIS_SIMD_NAME};
     return kTable;
 }
 
@@ -44,68 +31,40 @@ HWY_AFTER_NAMESPACE();
 #endif
 
 #if HWY_ONCE
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <cstdlib>
-#include <span>
-#include <string>
-#include <string_view>
-
 namespace oasis::cpu {
 namespace {
 
-/// The tables this machine can run, worst first.
-struct Tables {
-    std::array<const AttendKernels*, 4> items{};
-    std::size_t count = 0;
-
-    Tables()
-    {
-        add(scalar_attend_kernels());
+/// What this machine can run.
+const SimdTables<AttendKernels>& tables()
+{
+    static const SimdTables<AttendKernels> kTables = [] {
+        SimdTables<AttendKernels> found;
+        found.add(scalar_attend_kernels());
         [[maybe_unused]] const std::int64_t machine = hwy::SupportedTargets();
 #if HWY_TARGETS & HWY_SSE4
-        if (machine & HWY_SSE4) { add(N_SSE4::attend_table()); }
+        if (machine & HWY_SSE4) { found.add(N_SSE4::attend_table()); }
 #endif
 #if HWY_TARGETS & HWY_AVX2
-        if (machine & HWY_AVX2) { add(N_AVX2::attend_table()); }
+        if (machine & HWY_AVX2) { found.add(N_AVX2::attend_table()); }
 #endif
 #if HWY_TARGETS & HWY_AVX3
-        if (machine & HWY_AVX3) { add(N_AVX3::attend_table()); }
+        if (machine & HWY_AVX3) { found.add(N_AVX3::attend_table()); }
 #endif
 #if HWY_TARGETS & HWY_NEON
-        if (machine & HWY_NEON) { add(N_NEON::attend_table()); }
+        if (machine & HWY_NEON) { found.add(N_NEON::attend_table()); }
 #endif
-    }
-
-    void add(const AttendKernels& table) { items[count++] = &table; }
-};
-
-const AttendKernels& choose()
-{
-    const std::span<const AttendKernels* const> tables = all_attend_kernels();
-    const char* wanted = std::getenv("OASIS_SIMD");
-    if (wanted == nullptr || *wanted == '\0') { return *tables.back(); }
-    const auto found = std::find_if(tables.begin(), tables.end(), [&](const AttendKernels* table) {
-        return std::string_view(table->name) == wanted;
-    });
-    std::string names;
-    for (const AttendKernels* table : tables) { names.append(names.empty() ? "" : ", ").append(table->name); }
-    oasis::detail::expects(found != tables.end(), "OASIS_SIMD is \"", wanted, "\", this machine has: ", names);
-    return **found;
+        return found;
+    }();
+    return kTables;
 }
 
 } // namespace
 
-std::span<const AttendKernels* const> all_attend_kernels()
-{
-    static const Tables kTables;
-    return {kTables.items.data(), kTables.count};
-}
+std::span<const AttendKernels* const> all_attend_kernels() { return tables().all(); }
 
 const AttendKernels& attend_kernels()
 {
-    static const AttendKernels& table = choose();
+    static const AttendKernels& table = tables().choose();
     return table;
 }
 
