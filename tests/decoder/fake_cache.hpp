@@ -27,6 +27,11 @@ public:
     oasis::ForkResult fork(oasis::SequenceId) override { throw oasis::Unsupported("FakeCache::fork"); }
     void truncate(oasis::SequenceId, oasis::TokenIndex) override { throw oasis::Unsupported("FakeCache::truncate"); }
     oasis::RemoveResult remove(oasis::SequenceId) override { return oasis::RemoveResult::kRemoved; }
+    void request_remove(oasis::SequenceId) override {}
+    oasis::SelectedSlots enqueue_select(oasis::Queue, oasis::Step&, oasis::LayerId, const oasis::AttendArgs&) override
+    {
+        throw oasis::Unsupported("FakeCache::enqueue_select");
+    }
     oasis::TokenIndex length(oasis::SequenceId) const override { return length_; }
     oasis::SequenceState state(oasis::SequenceId) const override { return {}; }
     void drop_cached_prefixes() override {}
