@@ -49,7 +49,10 @@ run_stage() {
     cmake --preset "$preset" "${options[@]}"
     cmake --build --preset "$preset" --parallel "$jobs"
     say "$preset: test"
-    if ! "${prefix[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$jobs"; then
+    # Accuracy on real models is measured by the release build; under a sanitizer it would take minutes and show nothing new.
+    local tests=()
+    [[ "$preset" == cpu ]] || tests=(--exclude-regex '^(Acceptance|.*Reference)\.')
+    if ! "${prefix[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$jobs" "${tests[@]}"; then
         failed+=("$preset")
     fi
 }
