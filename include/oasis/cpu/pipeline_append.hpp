@@ -71,6 +71,17 @@ void Pipeline<Policies>::seal(Queue queue, const StepGroup& group, LayerId layer
             const auto block = first + static_cast<std::int32_t>(task / sets);
             failed_[task] = !seal_unit(sequence, block, layer, static_cast<std::int32_t>(task % sets), staging_.data() + task * shape_.unit_bytes);
         });
+        if (config_.block_code != BlockCode::kNative && shape_.summary.planes > 0) {
+            // By head: blocks of one group write to the same cell.
+            queue.executor().parallel_for(std::size_t(model_.kv_heads), [&](std::size_t head) {
+                const std::size_t set = head / std::size_t(shape_.heads_per_set);
+                const std::size_t at = head % std::size_t(shape_.heads_per_set) * shape_.head_block.coded_bytes();
+                for (std::size_t i = 0; i < count; ++i) {
+                    const std::byte* coded = staging_.data() + (i * sets + set) * shape_.unit_bytes + at;
+                    summarise_sealed(sequence, first + static_cast<std::int32_t>(i), layer, static_cast<std::int32_t>(head), coded);
+                }
+            });
+        }
         for (std::size_t task = 0; task < count * sets; ++task) {
             const auto block = first + static_cast<std::int32_t>(task / sets);
             const auto set = static_cast<std::int32_t>(task % sets);
@@ -115,7 +126,6 @@ bool Pipeline<Policies>::seal_unit(const Sequence& sequence, std::int32_t block,
         } else {
             kernels_.encode_int8(format_, pool_.native(id, layer, head), config_.block_tokens, coded);
             std::memset(coded + shape_.head_block.int8_tag_offset(), 0, shape_.head_block.int8_bytes() - shape_.head_block.int8_tag_offset());
-            if (shape_.summary.planes > 0) { summarise_sealed(sequence, block, layer, head, coded); }
         }
     }
     return !is_new(id, layer) || pool_.blocks().store().write({id, layer, set, staging});
