@@ -37,7 +37,16 @@ void* operator new(std::size_t size, std::align_val_t alignment)
     spoil(p, size);
     return p;
 }
+void* operator new(std::size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept
+{
+    try {
+        return operator new(size, alignment);
+    } catch (...) {
+        return nullptr;
+    }
+}
 void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete(void* p, std::align_val_t, const std::nothrow_t&) noexcept { std::free(p); }
 void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
 
 namespace oasis::test {
