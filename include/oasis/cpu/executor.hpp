@@ -41,7 +41,8 @@ private:
     void (*call_)(void*, std::size_t);
 };
 
-/// Runs independent tasks. `parallel_for` returns when all have run; the first exception of a task is rethrown.
+/// Runs independent tasks. `parallel_for` returns when all have run; the first exception of a task is
+/// rethrown, and tasks that had not started by then may be left out.
 /// Which thread runs which task is unspecified, and no result of the library depends on it.
 class Executor {
 public:

@@ -45,7 +45,8 @@ struct ScoreJob {
     std::int64_t stride = 0; ///< at least groups.size() * blocks_per_group
 };
 
-/// Not thread-bound: every member is const and may run on many threads at once. Nothing allocates.
+/// Not thread-bound: every member is const and may run on many threads at once, but one group is written by one thread at a
+/// time: its sub-blocks share a header. Nothing allocates.
 template <SummaryPolicy S = StockSummary> class BlockScorer {
 public:
     BlockScorer(S policy, SummaryOptions options, int head_dim, int block_tokens,
