@@ -59,6 +59,13 @@ enum class MissPolicy : std::uint8_t {
     kResidentOnly, ///< skipped and reported; for study
 };
 
+/// Where the guess of the next step's must set comes from.
+enum class LookaheadSource : std::uint8_t {
+    kRows, ///< the lookahead rows' sets; without such a row the last verify row's
+    kSame, ///< the last verify row's set
+    kNone, ///< no guess
+};
+
 /// Tokens per KV head. fetch <= attend <= logical_resident.
 struct Budgets {
     std::int32_t attend = 2048;           ///< read at most this much of the context
@@ -93,6 +100,7 @@ struct CacheConfig {
     std::size_t fast_bytes = 0;         ///< for slots, native blocks and summaries; 0: grows and shrinks with what the live sequences need, and no more
     std::size_t slow_bytes = 0;         ///< slow tier; 0: as much as `limits` could need
     std::int32_t prefetch_cap = 0;      ///< tokens per KV head and step that lookahead rows may bring in; 0: no prefetch
+    LookaheadSource lookahead = LookaheadSource::kRows; ///< guess that prefetch follows
     bool share_prefixes = true;         ///< reuse sealed blocks of equal prompts
     bool measure_mass = false;          ///< compute the true attention mass each row captured (reads every key; for study)
     std::vector<LayerId> dense_layers{}; ///< layers that attend to everything, whatever the context
