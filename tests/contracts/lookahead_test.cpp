@@ -8,7 +8,8 @@ using fault::Wrong;
 using fault::WrongPredictor;
 using StockLookahead =
     testing::Types<LookaheadPredictor, NoLookahead, WrongPredictor<Wrong::kRandom>, WrongPredictor<Wrong::kNothing>,
-                   WrongPredictor<Wrong::kStale>, WrongPredictor<Wrong::kForeign>, WrongPredictor<Wrong::kDuplicates>>;
+                   WrongPredictor<Wrong::kStale>, WrongPredictor<Wrong::kForeign>, WrongPredictor<Wrong::kDuplicates>,
+                   WrongPredictor<Wrong::kNeighbour>>;
 INSTANTIATE_TYPED_TEST_SUITE_P(Stock, LookaheadContract, StockLookahead);
 
 } // namespace oasis::contracts

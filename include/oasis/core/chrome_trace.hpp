@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -15,15 +16,18 @@
 #include <ostream>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace oasis {
 
-/// Spans and events as JSON of the Trace Event Format, which Perfetto and chrome://tracing open. Stages that compute
-/// and stages that move bytes have lanes of their own, one per thread that works there. Thread-safe; keeps `capacity`
-/// records and counts what came after.
+/// Spans, transfers and events as JSON of the Trace Event Format, which Perfetto and chrome://tracing open. Lanes, from
+/// the top: "compute" with the stages of the driving thread ("compute 1" and on for others), "demand 0" and on,
+/// "prefetch 0" and on with the transfers of each worker, "residency" with the events. Thread-safe; keeps `capacity`
+/// records and counts what came after. `Clock` is for tests.
 template <class Clock = std::chrono::steady_clock> class BasicChromeTrace {
+    static_assert(std::same_as<typename Clock::time_point, std::chrono::steady_clock::time_point>,
+                  "BasicChromeTrace: transfers carry steady_clock's time points, so the clock must count in them.");
+
 public:
     static constexpr bool enabled = true;
 
@@ -54,7 +58,7 @@ public:
         record.event.layer = layer;
         record.begin_ns = found->begin_ns;
         record.duration_ns = now() - found->begin_ns;
-        record.lane = lane_of(is_transfer(stage), found->thread);
+        record.lane = lane_of(found->thread);
         open_.erase(std::next(found).base());
         keep(record);
     }
@@ -63,9 +67,30 @@ public:
     {
         const std::scoped_lock lock(mutex_);
         Record record{};
+        record.kind = Kind::kEvent;
         record.event = event;
         record.begin_ns = now();
-        record.duration_ns = -1;
+        record.lane = kEventLanes;
+        keep(record);
+    }
+
+    /// What a transfer did before the trace began is cut off.
+    void on_transfer(const TransferSpan& transfer)
+    {
+        const std::scoped_lock lock(mutex_);
+        Record record{};
+        record.kind = Kind::kTransfer;
+        record.delivered = transfer.delivered;
+        record.event.block = transfer.block;
+        record.event.layer = transfer.layer;
+        record.event.set = transfer.set;
+        record.event.bytes = transfer.bytes;
+        record.begin_ns = std::max<std::int64_t>(since_start(transfer.begin), 0);
+        record.duration_ns = std::max<std::int64_t>(since_start(transfer.end) - record.begin_ns, 0);
+        const std::int32_t group = transfer.demand ? kDemandLanes : kPrefetchLanes;
+        record.lane = group + std::clamp(transfer.worker, -1, kLanesPerGroup - 2) + 1;
+        std::string& text = lanes_[record.lane];
+        if (text.empty()) { text = lane_text(transfer.demand ? "demand" : "prefetch", transfer.worker); }
         keep(record);
     }
 
@@ -81,21 +106,23 @@ public:
         const std::scoped_lock lock(mutex_);
         std::string text = "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"dropped\":" + std::to_string(dropped_) +
                            "},\"traceEvents\":[\n";
-        text += lane_name(kEventLane, "residency");
-        for (const auto& [key, lane] : lanes_) {
-            const std::int32_t n = lane % kLanesPerGroup;
-            text += ",\n" + lane_name(lane, std::string(key.first ? "transfer" : "compute") +
-                                                (n > 0 ? " " + std::to_string(n + 1) : ""));
-        }
+        text += "{\"ph\":\"M\",\"pid\":1,\"name\":\"process_name\",\"args\":{\"name\":\"OasisKV\"}}";
+        text += lane_name(kEventLanes, "residency");
+        for (const auto& [lane, lane_title] : lanes_) { text += lane_name(lane, lane_title); }
         for (const Record& record : records_) {
-            text += ",\n" + (record.duration_ns < 0 ? json_event(record) : json_span(record));
+            text += record.kind == Kind::kEvent ? json_event(record) : json_span(record);
         }
         out << text << "\n]}\n";
     }
 
 private:
     static constexpr std::int32_t kLanesPerGroup = 1000;
-    static constexpr std::int32_t kEventLane = 3 * kLanesPerGroup;
+    static constexpr std::int32_t kComputeLanes = kLanesPerGroup;
+    static constexpr std::int32_t kDemandLanes = 2 * kLanesPerGroup;
+    static constexpr std::int32_t kPrefetchLanes = 3 * kLanesPerGroup;
+    static constexpr std::int32_t kEventLanes = 4 * kLanesPerGroup;
+
+    enum class Kind : std::uint8_t { kStage, kTransfer, kEvent };
 
     struct Open {
         Stage stage;
@@ -104,32 +131,36 @@ private:
         std::int64_t begin_ns;
     };
     struct Record {
+        Kind kind = Kind::kStage;
         Stage stage{};
-        Event event{};
+        bool delivered = true;
+        Event event{}; ///< of a stage the layer alone; of a transfer its unit and bytes
         std::int32_t lane = 0;
         std::int64_t begin_ns = 0;
-        std::int64_t duration_ns = 0; ///< below 0: an event, not a span
+        std::int64_t duration_ns = 0;
     };
 
-    static constexpr bool is_transfer(Stage stage) noexcept
+    std::int64_t since_start(std::chrono::steady_clock::time_point time) const
     {
-        return stage == Stage::kFetch || stage == Stage::kPrefetch || stage == Stage::kSeal;
+        return std::chrono::duration_cast<std::chrono::nanoseconds>(time - start_).count();
     }
+    std::int64_t now() const { return since_start(Clock::now()); }
 
-    std::int64_t now() const
+    /// The first thread to compute is taken for the one that drives the cache.
+    std::int32_t lane_of(std::thread::id thread)
     {
-        return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start_).count();
-    }
-
-    std::int32_t lane_of(bool transfer, std::thread::id thread)
-    {
-        const auto found = lanes_.find({transfer, thread});
-        if (found != lanes_.end()) { return found->second; }
-        std::int32_t& used = lanes_used_[transfer ? 1 : 0];
-        const std::int32_t lane = (transfer ? 2 : 1) * kLanesPerGroup + std::min(used, kLanesPerGroup - 1);
-        ++used;
-        lanes_.emplace(std::pair{transfer, thread}, lane);
+        const auto found = threads_.find(thread);
+        if (found != threads_.end()) { return found->second; }
+        const auto n = static_cast<std::int32_t>(threads_.size());
+        const std::int32_t lane = kComputeLanes + std::min(n, kLanesPerGroup - 1);
+        threads_.emplace(thread, lane);
+        lanes_.try_emplace(lane, n == 0 ? std::string("compute") : lane_text("compute", n));
         return lane;
+    }
+
+    static std::string lane_text(const char* group, std::int32_t worker)
+    {
+        return std::string(group) + " " + (worker < 0 ? std::string("driver") : std::to_string(worker));
     }
 
     void keep(const Record& record)
@@ -148,26 +179,37 @@ private:
         fraction.insert(0, 3 - fraction.size(), '0');
         return std::to_string(ns / 1000) + "." + fraction;
     }
+    static std::string head(const char* phase, std::int32_t lane)
+    {
+        return std::string(",\n{\"ph\":\"") + phase + "\",\"pid\":1,\"tid\":" + std::to_string(lane);
+    }
     static std::string lane_name(std::int32_t lane, const std::string& text)
     {
-        return "{\"ph\":\"M\",\"pid\":1,\"tid\":" + std::to_string(lane) +
-               ",\"name\":\"thread_name\",\"args\":{\"name\":\"" + text + "\"}}";
+        return head("M", lane) + ",\"name\":\"thread_name\",\"args\":{\"name\":\"" + text + "\"}}" + head("M", lane) +
+               ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":" + std::to_string(lane) + "}}";
     }
+    static std::string unit(const Event& e)
+    {
+        return "\"block\":" + std::to_string(raw(e.block)) + ",\"layer\":" + std::to_string(e.layer) +
+               ",\"set\":" + std::to_string(e.set) + ",\"bytes\":" + std::to_string(e.bytes);
+    }
+    /// A transfer is named by its layer: then a layer's transfers have one colour, and one sees how far ahead they run.
     static std::string json_span(const Record& r)
     {
-        return "{\"ph\":\"X\",\"pid\":1,\"tid\":" + std::to_string(r.lane) + ",\"ts\":" + micros(r.begin_ns) +
-               ",\"dur\":" + micros(r.duration_ns) + ",\"name\":\"" + std::string(name(r.stage)) +
-               "\",\"args\":{\"layer\":" + std::to_string(r.event.layer) + "}}";
+        const std::string layer = std::to_string(r.event.layer);
+        const bool stage = r.kind == Kind::kStage;
+        return head("X", r.lane) + ",\"ts\":" + micros(r.begin_ns) + ",\"dur\":" + micros(r.duration_ns) +
+               ",\"name\":\"" + (stage ? std::string(name(r.stage)) : "layer " + layer) + "\",\"args\":{" +
+               (stage ? "\"layer\":" + layer
+                      : unit(r.event) + ",\"delivered\":" + (r.delivered ? "true" : "false")) +
+               "}}";
     }
     static std::string json_event(const Record& r)
     {
         const Event& e = r.event;
-        return "{\"ph\":\"i\",\"s\":\"t\",\"pid\":1,\"tid\":" + std::to_string(kEventLane) +
-               ",\"ts\":" + micros(r.begin_ns) + ",\"name\":\"" + std::string(name(e.kind)) +
-               "\",\"args\":{\"reason\":\"" + std::string(name(e.reason)) + "\",\"tier\":\"" +
-               std::string(name(e.tier)) + "\",\"block\":" + std::to_string(raw(e.block)) +
-               ",\"layer\":" + std::to_string(e.layer) + ",\"set\":" + std::to_string(e.set) +
-               ",\"bytes\":" + std::to_string(e.bytes) + "}}";
+        return head("i", r.lane) + ",\"s\":\"t\",\"ts\":" + micros(r.begin_ns) + ",\"name\":\"" +
+               std::string(name(e.kind)) + "\",\"args\":{\"reason\":\"" + std::string(name(e.reason)) +
+               "\",\"tier\":\"" + std::string(name(e.tier)) + "\"," + unit(e) + "}}";
     }
 
     mutable std::mutex mutex_;
@@ -175,8 +217,8 @@ private:
     typename Clock::time_point start_;
     std::vector<Record> records_;
     std::vector<Open> open_;
-    std::map<std::pair<bool, std::thread::id>, std::int32_t> lanes_;
-    std::int32_t lanes_used_[2] = {0, 0};
+    std::map<std::thread::id, std::int32_t> threads_; ///< lanes of threads that compute
+    std::map<std::int32_t, std::string> lanes_;       ///< texts of lanes in use
     std::uint64_t dropped_ = 0;
 };
 

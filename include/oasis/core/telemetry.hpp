@@ -5,6 +5,7 @@
 
 #include <oasis/core/types.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -35,6 +36,36 @@ struct Counters {
     std::uint64_t foreign_predictions = 0; ///< predicted blocks that are not the sequence's: ignored
     double captured_mass = 0;              ///< with measure_mass: sum over (row, layer, query head) of the true mass read
     std::uint64_t captured_heads = 0;      ///< the number of terms of that sum
+    std::uint64_t late_tokens = 0;         ///< must tokens in flight as prefetch when they were needed: waited for, not counted resident
+    std::uint64_t useful_prefetch_tokens = 0; ///< prefetched tokens that a must set then needed
+    std::uint64_t cancelled_copies = 0;    ///< transfers called off before their bytes arrived
+    std::uint64_t failed_copies = 0;       ///< transfers that the store did not deliver: misses, never data
+    double skipped_mass = 0;               ///< under `bounded`: sum of the upper bounds of the softmax mass that was not read
+    std::uint64_t skipped_blocks = 0;      ///< under `bounded`: must blocks that were not read
+    std::uint64_t preempted_sequences = 0; ///< times a sequence left fast memory as a whole
+    std::uint64_t resumed_sequences = 0;   ///< times one came back
+};
+
+/// The same for one layer, and how well its next sets were guessed. Residency at use (`resident_must_tokens / must_tokens`),
+/// agreement and captured mass answer different questions and stay apart.
+struct LayerStats {
+    std::uint64_t must_tokens = 0;
+    std::uint64_t resident_must_tokens = 0;
+    std::uint64_t fetched_tokens = 0;
+    std::uint64_t prefetched_tokens = 0;
+    double captured_mass = 0;
+    std::uint64_t captured_heads = 0;
+    double agreement = 0;              ///< mean share of the next row's must blocks that were guessed
+    std::uint64_t agreement_terms = 0; ///< guesses that mean is over
+};
+
+/// Time that decode steps waited for demand transfers, over the latest of them (see StallMeter).
+struct StallStats {
+    std::uint64_t steps = 0; ///< that the other numbers are over
+    double p50_us = 0;       ///< per step, nearest rank
+    double p99_us = 0;
+    double mean_us = 0;
+    double share = 0;        ///< of the steps' whole time
 };
 
 /// Where the memory is now. free + resident + pinned + in_flight == capacity, in slots, after every operation.
@@ -58,6 +89,7 @@ struct Stats {
     std::size_t slow_capacity = 0;
     std::int64_t sequences = 0;
     std::int64_t blocks = 0;            ///< live blocks over all sequences, a shared one counted once
+    StallStats stall{};
 };
 
 enum class EventKind : std::uint8_t { kStored, kPromoted, kEvicted, kDropped, kRefused };
@@ -94,5 +126,23 @@ constexpr std::string_view name(Stage stage) noexcept
     constexpr std::string_view names[] = {"append", "score", "select", "resolve", "fetch", "attend", "prefill", "seal", "prefetch"};
     return names[static_cast<int>(stage)];
 }
+
+/// One unit's way from the slow tier to fast memory. `worker` numbers the threads that move demand, and apart from them
+/// those that prefetch, from 0; -1 is the thread that drives the cache.
+struct TransferSpan {
+    bool demand = false; ///< a step needs it; else it is moved ahead of need
+    LayerId layer = -1;
+    std::int32_t set = -1;
+    BlockId block = BlockId::kNone;
+    std::size_t bytes = 0;
+    std::int32_t worker = 0;
+    std::chrono::steady_clock::time_point begin{}; ///< when the worker took it up
+    std::chrono::steady_clock::time_point end{};
+    bool delivered = false; ///< false: it failed, or was cancelled or stale
+};
+
+/// A sink that wants transfers too. Workers call `on_transfer`, several at once.
+template <class T>
+concept TransferTelemetry = requires(T t, const TransferSpan& transfer) { t.on_transfer(transfer); };
 
 } // namespace oasis

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where counters, residency events and spans go: nowhere, into a log, into a trace file, or to two sinks at once.
+// Where residency events, spans and transfers go: nowhere, into a log, into a trace file, or to two sinks at once.
 #pragma once
 
 #include <oasis/core/check.hpp>
@@ -27,9 +27,11 @@ struct NullTelemetry {
     void on_event(const Event&) const noexcept {}
     void begin_span(Stage, LayerId) const noexcept {}
     void end_span(Stage, LayerId) const noexcept {}
+    void on_transfer(const TransferSpan&) const noexcept {}
 };
 
-/// Both sinks, in order. `A` and `B` may be references: `Fanout<EventLog&, ChromeTrace&>{log, trace}`.
+/// Both sinks, in order; transfers reach those that take them. `A` and `B` may be references:
+/// `Fanout<EventLog&, ChromeTrace&>{log, trace}`.
 template <class A, class B> struct Fanout {
     static constexpr bool enabled = std::remove_reference_t<A>::enabled || std::remove_reference_t<B>::enabled;
     A first;
@@ -46,6 +48,12 @@ template <class A, class B> struct Fanout {
     void end_span(Stage stage, LayerId layer)
     {
         each([&](auto& sink) { sink.end_span(stage, layer); });
+    }
+    void on_transfer(const TransferSpan& transfer)
+    {
+        each([&](auto& sink) {
+            if constexpr (TransferTelemetry<decltype(sink)>) { sink.on_transfer(transfer); }
+        });
     }
 
 private:
@@ -137,6 +145,7 @@ public:
     }
     void begin_span(Stage, LayerId) const noexcept {}
     void end_span(Stage, LayerId) const noexcept {}
+    void on_transfer(const TransferSpan&) const noexcept {}
 
     std::vector<Event> events() const
     {
@@ -178,5 +187,6 @@ private:
 
 static_assert(check_telemetry<NullTelemetry>() && check_telemetry<EventLog>() && check_telemetry<ChromeTrace>());
 static_assert(check_telemetry<Fanout<EventLog&, ChromeTrace&>>());
+static_assert(TransferTelemetry<NullTelemetry> && TransferTelemetry<EventLog> && TransferTelemetry<ChromeTrace>);
 
 } // namespace oasis
