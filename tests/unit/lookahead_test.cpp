@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "unit/counted_new.hpp"
+
 #include <oasis/lookahead/lookahead_predictor.hpp>
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -283,6 +286,34 @@ TEST(LookaheadPredictor, RowsBeyondTheirRoomAreCut)
     EXPECT_EQ(f.guess(), (Blocks{1, 2, 3, 4}));
     for (std::int32_t row = 1; row < LookaheadPredictor::kStepRows; ++row) { f.lookahead(row, {row, row + 20}); }
     EXPECT_EQ(f.guess(100).size(), 2U * 9U);
+}
+
+TEST(LookaheadPredictor, AllocatesForASequencesFirstRowAndNeverForASecondOneInItsPlace)
+{
+    Fixture f;
+    const Blocks near{1, 2, 3, 4};
+    const Blocks far{3, 4, 5, 6};
+    std::array<std::int32_t, 16> out{};
+    const auto step = [&](SequenceId sequence) {
+        f.predictor.observe_row(sequence, 1, 1, 0, near, false);
+        f.predictor.observe_row(sequence, 1, 1, 1, near, true);
+        f.predictor.observe_row(sequence, 1, 1, 2, far, true);
+        EXPECT_EQ(f.predictor.predict(sequence, 1, 1, out), 6U);
+        f.predictor.accepted(sequence, 1);
+    };
+    std::int64_t before = test::allocations;
+    step(SequenceId{1});
+    EXPECT_GT(test::allocations, before);
+    step(SequenceId{2});
+    before = test::allocations;
+    for (std::int64_t id = 3; id < 1000; ++id) {
+        step(SequenceId{id - 1});
+        f.predictor.forget(SequenceId{id - 2});
+        f.predictor.copy(SequenceId{id - 1}, SequenceId{id});
+        step(SequenceId{id});
+    }
+    EXPECT_EQ(test::allocations, before);
+    f.expect_agreement(1, f.predictor.agreement().terms);
 }
 
 TEST(LookaheadPredictor, BadPlacesAreRefused)

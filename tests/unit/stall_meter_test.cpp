@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "unit/counted_new.hpp"
+
 #include <oasis/core/stall_meter.hpp>
 
 #include <gtest/gtest.h>
@@ -56,7 +58,9 @@ TEST(StallMeter, NearestRankOfAHundredAndOfAHundredAndOne)
 TEST(StallMeter, OldStepsLeaveTheRing)
 {
     StallMeter meter;
+    const std::int64_t before = test::allocations;
     for (std::size_t i = 0; i < 3 * StallMeter::kSteps; ++i) { meter.add(1ms, 1ms); }
+    EXPECT_EQ(test::allocations, before);
     EXPECT_DOUBLE_EQ(meter.summary().share, 1);
     for (std::size_t i = 0; i < StallMeter::kSteps; ++i) { meter.add(i % 2 == 0 ? 0us : 5us, 50us); }
     const StallStats stats = meter.summary();
