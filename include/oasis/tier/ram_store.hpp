@@ -5,30 +5,32 @@
 
 #include <oasis/core/check.hpp>
 #include <oasis/core/error.hpp>
+#include <oasis/tier/slow_tier.hpp>
+#include <oasis/tier/striped_lock.hpp>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <shared_mutex>
 #include <vector>
 
 namespace oasis {
 
-struct StoreOptions {
-    std::size_t unit_bytes = 0; ///< one coded head-block (all heads of a block in layer scope)
-    std::int32_t layers = 0;
-    std::int32_t sets = 0;          ///< selection sets of a layer
-    std::size_t capacity_bytes = 0; ///< never exceeded; a block takes unit_bytes * layers * sets
-};
-
 /// Memory is taken in chunks of whole blocks as blocks are reserved; a chunk without blocks is given back. Memory that
 /// was never written costs no physical pages. A unit that was not written since its block was reserved is not
-/// delivered. `reserve` and `release` need the store to themselves; writes and reads of distinct units may run on
-/// several threads.
+/// delivered.
+///
+/// Threads: every call may run beside every other. `read` and `write` of distinct units run side by side; `reserve` and
+/// `release` wait for the copies that are under way and hold new ones up for as long as they change the tables. A read
+/// that overlaps a write or the release of its own unit touches no memory that is not the store's, but what it delivers
+/// is undefined.
 class RamStore {
 public:
     explicit RamStore(const StoreOptions& options) : options_(options)
@@ -53,6 +55,7 @@ public:
     bool reserve(BlockId block)
     {
         detail::expects(raw(block) >= 0, "RamStore::reserve: block id ", raw(block), " is negative.");
+        const std::scoped_lock alone(lock_);
         detail::expects(find(block) == kNowhere, "RamStore::reserve: block ", raw(block), " is reserved already.");
         const std::size_t index = std::size_t(raw(block));
         if (index >= place_of_.size()) { place_of_.resize(std::max(index + 1, place_of_.size() * 2), kNowhere); }
@@ -66,54 +69,69 @@ public:
         if (!enter_chunk(std::size_t(place) / chunk_places_)) { return false; }
         free_.pop_back();
         place_of_[index] = place;
-        ++live_;
+        live_.fetch_add(1, std::memory_order_relaxed);
         return true;
     }
 
     void release(BlockId block)
     {
+        const std::scoped_lock alone(lock_);
         const std::int32_t place = find(block);
         detail::expects(place != kNowhere, "RamStore::release: block ", raw(block), " is not reserved.");
         Chunk& chunk = chunks_[std::size_t(place) / chunk_places_];
         std::fill_n(written(place), units_, std::uint8_t{0});
         place_of_[std::size_t(raw(block))] = kNowhere;
         free_.push_back(place);
-        --live_;
+        live_.fetch_sub(1, std::memory_order_relaxed);
         if (--chunk.live == 0) {
-            committed_ -= chunk.bytes;
+            committed_.fetch_sub(chunk.bytes, std::memory_order_relaxed);
             chunk = Chunk{};
         }
     }
 
     bool write(const StorePiece& piece)
     {
-        const std::int32_t place = locate("write", piece);
+        check("write", piece);
+        const std::shared_lock stays(lock_.reader());
+        const std::int32_t place = find(piece.block);
         if (place == kNowhere) { return false; }
         const std::size_t unit = unit_of(piece);
         std::memcpy(unit_data(place, unit), piece.data, options_.unit_bytes);
-        written(place)[unit] = 1;
-        bytes_written_.fetch_add(options_.unit_bytes, std::memory_order_relaxed);
+        std::atomic_ref(written(place)[unit]).store(1, std::memory_order_release);
+        counts().written.fetch_add(options_.unit_bytes, std::memory_order_relaxed);
         return true;
     }
 
     bool read(const StorePiece& piece)
     {
-        const std::int32_t place = locate("read", piece);
+        check("read", piece);
+        const std::shared_lock stays(lock_.reader());
+        const std::int32_t place = find(piece.block);
         if (place == kNowhere) { return false; }
         const std::size_t unit = unit_of(piece);
-        if (written(place)[unit] == 0) { return false; }
+        if (std::atomic_ref(written(place)[unit]).load(std::memory_order_acquire) == 0) { return false; }
         std::memcpy(piece.data, unit_data(place, unit), options_.unit_bytes);
-        bytes_read_.fetch_add(options_.unit_bytes, std::memory_order_relaxed);
+        counts().read.fetch_add(options_.unit_bytes, std::memory_order_relaxed);
         return true;
     }
 
-    std::size_t bytes_used() const noexcept { return live_ * block_bytes_; }
+    std::size_t bytes_used() const noexcept { return live_.load(std::memory_order_relaxed) * block_bytes_; }
     std::size_t capacity_bytes() const noexcept { return options_.capacity_bytes; }
     /// Bytes of all chunks that are held now: bytes_used rounded up to chunks.
-    std::size_t bytes_committed() const noexcept { return committed_; }
+    std::size_t bytes_committed() const noexcept { return committed_.load(std::memory_order_relaxed); }
     std::size_t block_bytes() const noexcept { return block_bytes_; }
-    std::uint64_t bytes_written() const noexcept { return bytes_written_.load(std::memory_order_relaxed); }
-    std::uint64_t bytes_read() const noexcept { return bytes_read_.load(std::memory_order_relaxed); }
+    std::uint64_t bytes_written() const noexcept
+    {
+        std::uint64_t sum = 0;
+        for (const Counts& c : counts_) { sum += c.written.load(std::memory_order_relaxed); }
+        return sum;
+    }
+    std::uint64_t bytes_read() const noexcept
+    {
+        std::uint64_t sum = 0;
+        for (const Counts& c : counts_) { sum += c.read.load(std::memory_order_relaxed); }
+        return sum;
+    }
 
 private:
     static constexpr std::size_t kChunkBytes = std::size_t{8} << 20;
@@ -128,6 +146,10 @@ private:
         std::unique_ptr<std::uint8_t[]> written{}; ///< [places of the chunk, units]
         std::size_t bytes = 0;
         std::size_t live = 0;
+    };
+    struct alignas(64) Counts {
+        std::atomic<std::uint64_t> written{0};
+        std::atomic<std::uint64_t> read{0};
     };
 
     std::int32_t find(BlockId block) const noexcept
@@ -148,13 +170,13 @@ private:
             std::unique_ptr<std::uint8_t[]> flags(new (std::nothrow) std::uint8_t[places * units_]());
             if (!data || !flags) { return false; }
             chunk = Chunk{std::move(data), std::move(flags), bytes, 0};
-            committed_ += bytes;
+            committed_.fetch_add(bytes, std::memory_order_relaxed);
         }
         ++chunk.live;
         return true;
     }
 
-    std::int32_t locate(const char* operation, const StorePiece& piece) const
+    void check(const char* operation, const StorePiece& piece) const
     {
         detail::expects(piece.layer >= 0 && piece.layer < options_.layers && piece.set >= 0 &&
                             piece.set < options_.sets,
@@ -162,7 +184,6 @@ private:
                         piece.set, " is outside ", options_.layers, " layers x ", options_.sets, " sets.");
         detail::expects(piece.data != nullptr, "RamStore::", operation, ": block ", raw(piece.block),
                         " comes with no memory.");
-        return find(piece.block);
     }
 
     std::size_t unit_of(const StorePiece& piece) const noexcept
@@ -175,6 +196,7 @@ private:
         return chunks_[std::size_t(place) / chunk_places_].data.get() + in_chunk * block_bytes_ +
                unit * options_.unit_bytes;
     }
+    Counts& counts() noexcept { return counts_[detail::StripedLock::stripe()]; }
     std::uint8_t* written(std::int32_t place) const noexcept
     {
         return chunks_[std::size_t(place) / chunk_places_].written.get() + std::size_t(place) % chunk_places_ * units_;
@@ -186,13 +208,13 @@ private:
     std::size_t max_places_ = 0;
     std::size_t chunk_places_ = 0;
     std::size_t next_place_ = 0; ///< places from here on were never used
-    std::size_t live_ = 0;
-    std::size_t committed_ = 0;
+    std::atomic<std::size_t> live_{0};
+    std::atomic<std::size_t> committed_{0};
     std::vector<Chunk> chunks_;
     std::vector<std::int32_t> free_;
     std::vector<std::int32_t> place_of_; ///< by block id
-    std::atomic<std::uint64_t> bytes_written_{0};
-    std::atomic<std::uint64_t> bytes_read_{0};
+    detail::StripedLock lock_; ///< readers look places up and copy, writers change the tables
+    std::array<Counts, detail::StripedLock::kStripes> counts_{};
 };
 
 static_assert(check_store<RamStore>());
