@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
 namespace oasis {
 
@@ -37,7 +38,7 @@ struct Footprint {
     std::size_t scratch_bytes = 0;            ///< working memory, allocated at construction
 };
 
-/// One thread drives a cache; `stats` and `request_remove` may be called from any thread. Overlapping calls throw `InvalidArgument`.
+/// One thread drives a cache; `stats`, `layer_stats`, `request_remove` and `request_cancel` may be called from any thread. Overlapping calls throw `InvalidArgument`.
 class AnyKVCache {
 public:
     virtual ~AnyKVCache() = default;
@@ -53,6 +54,8 @@ public:
     virtual RemoveResult remove(SequenceId) = 0;
     /// `remove` from any thread: carried out when the driving thread next opens or commits a step. Unknown ids are ignored.
     virtual void request_remove(SequenceId) = 0;
+    /// From any thread: what lookahead has planned for the sequence and not begun is given up when the driving thread next opens or commits a step.
+    virtual void request_cancel(SequenceId) = 0;
     virtual TokenIndex length(SequenceId) const = 0;
     /// Whether every block is still held by some tier; if not, truncate to `first_lost` and compute from there again.
     virtual SequenceState state(SequenceId) const = 0;
@@ -74,6 +77,8 @@ public:
     virtual void drop_cached_prefixes() = 0;
 
     virtual Stats stats() const = 0;
+    /// The same by layer, for verify rows.
+    virtual std::vector<LayerStats> layer_stats() const = 0;
 
 protected:
     AnyKVCache() = default;

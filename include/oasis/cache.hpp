@@ -5,6 +5,7 @@
 
 #include <oasis/any_cache.hpp>
 #include <oasis/core/check.hpp>
+#include <oasis/core/stall_meter.hpp>
 #include <oasis/core/telemetry_sinks.hpp>
 #include <oasis/core/validate.hpp>
 #include <oasis/cpu/pipeline.hpp>
@@ -14,6 +15,7 @@
 #include <oasis/tier/ram_store.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -73,6 +75,9 @@ public:
     {
         if (!lookahead_) { lookahead_ = make_lookahead(); }
         if (!telemetry_) { telemetry_ = std::make_unique<typename Policies::Telemetry>(); }
+        detail::expects(config_.miss != MissPolicy::kBounded || scorer_.is_upper_bound(),
+                        "miss is kBounded, which needs summaries that are upper bounds (minmax); those of this cache are not.");
+        journal_.layers.resize(std::size_t(config_.shape.layers));
         pipeline_ = std::make_unique<Pipeline>(pool_, scorer_, std::move(policies.selection), *lookahead_, *telemetry_);
         journal_.wants_events = bool(callbacks_.on_event) || Policies::Telemetry::enabled;
         pool_.record_events(journal_.wants_events);
@@ -100,10 +105,25 @@ public:
     }
     std::size_t resize_fast(std::size_t bytes) override;
     void drop_cached_prefixes() override;
+    void request_cancel(SequenceId id) override
+    {
+        const std::scoped_lock lock(requests_mutex_);
+        cancels_.push_back(id);
+    }
     Stats stats() const override
     {
+        Stats stats;
+        {
+            const std::scoped_lock lock(stats_mutex_);
+            stats = published_;
+        }
+        stats.stall = stalls_.summary();
+        return stats;
+    }
+    std::vector<LayerStats> layer_stats() const override
+    {
         const std::scoped_lock lock(stats_mutex_);
-        return published_;
+        return published_layers_;
     }
 
     /// The pool, for tests and tools: `pool().check()` compares books and tables.
@@ -184,7 +204,7 @@ private:
         const PoolShape& shape = pool_.shape();
         if constexpr (std::constructible_from<typename Policies::Lookahead, const LookaheadOptions&>) {
             return std::make_unique<typename Policies::Lookahead>(
-                LookaheadOptions{config_.shape.layers, shape.sets, shape.most_blocks(config_.budgets.fetch)});
+                LookaheadOptions{config_.shape.layers, shape.sets, shape.most_blocks(config_.budgets.fetch), config_.lookahead});
         } else {
             return std::make_unique<typename Policies::Lookahead>();
         }
@@ -210,7 +230,11 @@ private:
     std::optional<Full> open_groups(std::span<const RowGroup> groups);
     void check_args(const AttendArgs& args, const char* call) const;
     void open_layer(const Step& step, LayerId layer, const AttendArgs& args, const char* call);
-    void remove_requested();
+    bool forget(SequenceId id);
+    void carry_out_requests();
+    bool waited_for_room();
+    void measure_step();
+    void add_agreement();
     std::int32_t check_accepted(const StepGroup& group, const Accepted& accepted) const;
     void settle(StepGroup& group, std::int32_t rows);
     TokenIndex share(Sequence& sequence, std::span<const TokenId> prompt);
@@ -237,9 +261,14 @@ private:
     std::atomic<bool> in_callback_{false};
     mutable std::atomic<bool> busy_{false};
     std::mutex requests_mutex_;
-    std::vector<SequenceId> requests_;
+    std::vector<SequenceId> requests_; ///< to be removed
+    std::vector<SequenceId> cancels_;  ///< whose guesses are not wanted any more
+    std::chrono::steady_clock::time_point step_begin_{};
+    std::uint64_t fetched_before_ = 0; ///< bytes, at the step's begin
+    StallMeter stalls_;
     mutable std::mutex stats_mutex_;
     Stats published_;
+    std::vector<LayerStats> published_layers_;
 };
 
 } // namespace oasis

@@ -19,7 +19,9 @@ CreateResult KVCache<Backend, Element, Policies>::create(const SequenceOptions& 
             const Entry entry(busy_, "create", &in_callback_);
             expect_no_step("create");
             Sequence* sequence = nullptr;
-            result.full = pool_.try_create(options, sequence);
+            do {
+                result.full = pool_.try_create(options, sequence);
+            } while (result.full && waited_for_room());
             if (!result.full) {
                 result.id = sequence->id;
                 if (config_.share_prefixes && !options.prompt.empty()) {
@@ -62,8 +64,13 @@ ForkResult KVCache<Backend, Element, Policies>::fork(SequenceId id)
             const Entry entry(busy_, "fork", &in_callback_);
             expect_no_step("fork");
             Sequence* child = nullptr;
-            result.full = pool_.try_fork(expect(id, "fork"), child);
-            if (!result.full) { result.id = child->id; }
+            do {
+                result.full = pool_.try_fork(expect(id, "fork"), child);
+            } while (result.full && waited_for_room());
+            if (!result.full) {
+                result.id = child->id;
+                lookahead_->copy(id, result.id);
+            }
             publish();
         }
         deliver();
@@ -82,6 +89,7 @@ void KVCache<Backend, Element, Policies>::truncate(SequenceId id, TokenIndex len
         if (length == sequence.length) { return; }
         Reopened reopened;
         pool_.truncate(sequence, length, reopened);
+        pipeline_->collect(journal_);
         InlineExecutor here;
         const BlockId failed = pipeline_->reopen(Queue(here), sequence, reopened);
         if (failed != BlockId::kNone) {
@@ -104,8 +112,7 @@ RemoveResult KVCache<Backend, Element, Policies>::remove(SequenceId id)
         for (const StepGroup& group : step_.groups) {
             detail::expects(group.sequence->id != id, "remove: sequence ", raw(id), " is in the open step ", step_.serial);
         }
-        lookahead_->forget(id);
-        removed = pool_.remove(id);
+        removed = forget(id);
         publish();
     }
     deliver();
@@ -119,6 +126,7 @@ std::size_t KVCache<Backend, Element, Policies>::resize_fast(std::size_t bytes)
     {
         const Entry entry(busy_, "resize_fast", &in_callback_);
         expect_no_step("resize_fast");
+        pipeline_->collect(journal_);
         reached = pool_.resize_fast(bytes);
         publish();
     }
@@ -189,10 +197,15 @@ Step KVCache<Backend, Element, Policies>::begin_step(Queue, std::span<const RowG
         {
             const Entry entry(busy_, "begin_step", &in_callback_);
             expect_no_step("begin_step");
-            remove_requested();
+            pipeline_->begin_step(next_serial_, journal_);
+            carry_out_requests();
             check_groups(groups);
-            full = open_groups(groups);
+            do {
+                full = open_groups(groups);
+            } while (full && waited_for_room());
             if (!full) {
+                step_begin_ = std::chrono::steady_clock::now();
+                fetched_before_ = journal_.counters.fetched_bytes;
                 step_.serial = next_serial_++;
                 step_.next_layer = 0;
                 ++journal_.counters.steps;
@@ -272,17 +285,36 @@ SelectedSlots KVCache<Backend, Element, Policies>::enqueue_select(Queue queue, S
 }
 
 template <class Backend, KVElement Element, class Policies>
-void KVCache<Backend, Element, Policies>::remove_requested()
+bool KVCache<Backend, Element, Policies>::forget(SequenceId id)
 {
-    std::vector<SequenceId> ids;
+    lookahead_->forget(id);
+    pipeline_->cancel(id, journal_);
+    const bool removed = pool_.remove(id);
+    pipeline_->collect(journal_);
+    return removed;
+}
+
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::carry_out_requests()
+{
+    std::vector<SequenceId> cancels;
+    std::vector<SequenceId> removals;
     {
         const std::scoped_lock lock(requests_mutex_);
-        ids.swap(requests_);
+        cancels.swap(cancels_);
+        removals.swap(requests_);
     }
-    for (const SequenceId id : ids) {
-        lookahead_->forget(id);
-        pool_.remove(id);
-    }
+    for (const SequenceId id : cancels) { pipeline_->cancel(id, journal_); }
+    for (const SequenceId id : removals) { forget(id); }
+}
+
+/// What was freed may be kept by transfers that are not over: then a tier is not full yet.
+template <class Backend, KVElement Element, class Policies>
+bool KVCache<Backend, Element, Policies>::waited_for_room()
+{
+    const bool waited = pipeline_->drain(journal_);
+    if (waited) { pool_.trim(); }
+    return waited;
 }
 
 template <class Backend, KVElement Element, class Policies>
@@ -312,15 +344,27 @@ CommitResult KVCache<Backend, Element, Policies>::commit(Queue, Step&& step, std
             settle(step_.groups[i], accepted[i].rows);
             take_tokens(*step_.groups[i].sequence, accepted[i]);
         }
+        measure_step();
         result.sealed_blocks = static_cast<std::int64_t>(journal_.counters.sealed_blocks - sealed);
         step_.serial = 0;
         step_.groups.clear();
         step.release();
-        remove_requested();
+        carry_out_requests();
+        add_agreement();
         publish();
     }
     deliver();
     return result;
+}
+
+/// Steps that decode are what the stall and the live cap are about.
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::measure_step()
+{
+    if (std::all_of(step_.groups.begin(), step_.groups.end(), [](const StepGroup& group) { return group.is_prefill(); })) { return; }
+    const auto time = std::chrono::steady_clock::now() - step_begin_;
+    stalls_.add(journal_.stall, time);
+    pipeline_->measure_step(time, journal_.counters.fetched_bytes - fetched_before_);
 }
 
 /// The first `rows` rows of the group stand, the others never were.
@@ -329,6 +373,7 @@ void KVCache<Backend, Element, Policies>::settle(StepGroup& group, std::int32_t 
 {
     Sequence& sequence = *group.sequence;
     const PoolShape& shape = pool_.shape();
+    if (!group.is_prefill()) { pipeline_->end_step(group, rows); }
     const auto observer = pool_.logical_observer(sequence);
     for (std::int32_t row = group.rows.rows(); row-- > 0;) {
         auto& undo = step_.undo[std::size_t(group.first_row + row)];
@@ -399,6 +444,19 @@ void KVCache<Backend, Element, Policies>::publish()
     stats.blocks = pool_.blocks().live();
     const std::scoped_lock lock(stats_mutex_);
     published_ = stats;
+    published_layers_.assign(journal_.layers.begin(), journal_.layers.end());
+}
+
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::add_agreement()
+{
+    if constexpr (requires { lookahead_->agreement(LayerId{}).terms; }) {
+        for (LayerId layer = 0; layer < config_.shape.layers; ++layer) {
+            const auto agreement = lookahead_->agreement(layer);
+            journal_.layers[std::size_t(layer)].agreement = agreement.mean;
+            journal_.layers[std::size_t(layer)].agreement_terms = agreement.terms;
+        }
+    }
 }
 
 /// Hands on what happened, in order: no lock is held, and the cache may be called. What a callback's own calls cause comes after.

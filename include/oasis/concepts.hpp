@@ -54,9 +54,10 @@ concept EvictionPolicy = requires(E e, SlotId slot, std::uint64_t now, bool (*ma
     { e.victim(may_take) } -> std::same_as<std::optional<SlotId>>;
 };
 
-/// A slow tier that takes and gives coded units. `write` and `read` are called with pieces of distinct units, from one
-/// thread at a time; they return false when the store failed (the piece is then not stored, or not delivered: a failed
-/// transfer is a miss, never data). `reserve(block)` gets room for all layers of a block or returns false when full.
+/// A slow tier that takes and gives coded units. `reserve` and `release` come from the thread that drives the cache, `write` from the
+/// threads of its queue, `read` from several transfer threads, all at the same time; never are two of them at work on one unit, nor is a block
+/// released while one of its units is read. `write` and `read` return false when the store failed (the piece is then not stored, or not
+/// delivered: a failed transfer is a miss, never data). `reserve(block)` gets room for all layers of a block or returns false when full.
 template <class S>
 concept SlowStore = requires(S s, const S c, BlockId block, const StorePiece& piece) {
     { s.reserve(block) } -> std::same_as<bool>;
@@ -67,14 +68,17 @@ concept SlowStore = requires(S s, const S c, BlockId block, const StorePiece& pi
     { c.capacity_bytes() } -> std::convertible_to<std::size_t>;
 };
 
-/// Guesses the next step's must set of a (sequence, layer, set). `observe_row` gets the must set of every committed or
-/// lookahead row; `predict` writes block positions, best first where it has an order, and returns their number. A guess
-/// changes time, never results.
+/// Guesses the next step's must set of a (sequence, layer, set). `observe_row` gets the must set of every row of a step in position order,
+/// `row` counted from the step's first, lookahead rows after the verify rows; `predict` then writes block positions, best first where it has an
+/// order, and returns their number. `accepted` says at the commit how many verify rows stand (0: the step never was), `copy` that a fork goes on
+/// as its parent. A guess changes time, never results.
 template <class L>
-concept LookaheadPolicy = requires(L l, SequenceId sequence, LayerId layer, std::int32_t set, std::span<const std::int32_t> must, bool lookahead,
-                                   std::span<std::int32_t> out) {
-    { l.observe_row(sequence, layer, set, must, lookahead) };
+concept LookaheadPolicy = requires(L l, SequenceId sequence, LayerId layer, std::int32_t set, std::int32_t row, std::span<const std::int32_t> must,
+                                   bool lookahead, std::span<std::int32_t> out) {
+    { l.observe_row(sequence, layer, set, row, must, lookahead) };
     { l.predict(sequence, layer, set, out) } -> std::convertible_to<std::size_t>;
+    { l.accepted(sequence, row) };
+    { l.copy(sequence, sequence) };
     { l.forget(sequence) };
 };
 

@@ -102,13 +102,19 @@ template <class L> consteval bool check_lookahead()
 {
     static_assert(
         requires(L l, SequenceId s, std::span<const std::int32_t> must) {
-            l.observe_row(s, LayerId{}, std::int32_t{}, must, true);
-        }, "LookaheadPolicy: needs `observe_row(SequenceId, LayerId, int32_t set, std::span<const int32_t> must, bool "
-           "lookahead)`.");
+            l.observe_row(s, LayerId{}, std::int32_t{}, std::int32_t{}, must, true);
+        }, "LookaheadPolicy: needs `observe_row(SequenceId, LayerId, int32_t set, int32_t row, std::span<const int32_t> "
+           "must, bool lookahead)`.");
     static_assert(
         requires(L l, SequenceId s, std::span<std::int32_t> out) {
             { l.predict(s, LayerId{}, std::int32_t{}, out) } -> std::convertible_to<std::size_t>;
         }, "LookaheadPolicy: needs `size_t predict(SequenceId, LayerId, int32_t set, std::span<int32_t> out)`.");
+    static_assert(
+        requires(L l, SequenceId s) { l.accepted(s, std::int32_t{}); },
+        "LookaheadPolicy: needs `accepted(SequenceId, int32_t rows)`, called at the commit.");
+    static_assert(
+        requires(L l, SequenceId s) { l.copy(s, s); },
+        "LookaheadPolicy: needs `copy(SequenceId from, SequenceId to)`, called for a fork.");
     static_assert(requires(L l, SequenceId s) { l.forget(s); }, "LookaheadPolicy: needs `forget(SequenceId)`.");
     return LookaheadPolicy<L>;
 }

@@ -7,7 +7,9 @@
 #include <oasis/core/telemetry.hpp>
 #include <oasis/pool/sequence.hpp>
 
+#include <chrono>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace oasis {
@@ -35,6 +37,8 @@ struct Journal {
     Counters counters{};
     bool wants_events = false;
     std::vector<Event> events;
+    std::vector<LayerStats> layers;         ///< of verify rows, by layer
+    std::chrono::nanoseconds stall{0};      ///< of the step in progress: waiting for transfers with nothing else to do
     std::vector<std::pair<SequenceId, BlockId>> lost; ///< a block that no tier could deliver
 
     void event(const Event& e)

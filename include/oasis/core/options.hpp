@@ -56,6 +56,7 @@ enum class MayRule : std::uint8_t {
 /// What happens when a must block is not in fast memory.
 enum class MissPolicy : std::uint8_t {
     kExact,        ///< fetched on demand
+    kBounded,      ///< fetched on demand, but given up when the upper bound of its mass is small or the deadline has passed
     kResidentOnly, ///< skipped and reported; for study
 };
 
@@ -99,7 +100,11 @@ struct CacheConfig {
     std::int64_t dense_below = -1;      ///< contexts up to this attend densely; -1: budgets.attend
     std::size_t fast_bytes = 0;         ///< for slots, native blocks and summaries; 0: grows and shrinks with what the live sequences need, and no more
     std::size_t slow_bytes = 0;         ///< slow tier; 0: as much as `limits` could need
-    std::int32_t prefetch_cap = 0;      ///< tokens per KV head and step that lookahead rows may bring in; 0: no prefetch
+    float miss_epsilon = 0.001F;        ///< kBounded: a miss is skipped when no head can give it more than this share of the softmax mass
+    std::int64_t miss_deadline_us = 0;  ///< kBounded: longest wait of a sequence in a layer, in microseconds; 0: none
+    std::int32_t transfer_threads = 0;  ///< threads that copy from the slow tier in the background; 0: copies are made at once, on the step's queue
+    std::int32_t prefetch_cap = 0;      ///< tokens per KV head that lookahead may keep beside the logical set for the next step; 0: no prefetch
+    bool live_cap = false;              ///< lower the cap to what the link can bring within a step, from measured rates
     LookaheadSource lookahead = LookaheadSource::kRows; ///< guess that prefetch follows
     bool share_prefixes = true;         ///< reuse sealed blocks of equal prompts
     bool measure_mass = false;          ///< compute the true attention mass each row captured (reads every key; for study)

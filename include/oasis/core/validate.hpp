@@ -139,6 +139,13 @@ inline void validate(const CacheConfig& config)
     detail::validate_limits(config);
     detail::expects(config.dense_below >= -1, "dense_below is ", config.dense_below,
                     " tokens; it must be 0 or more, or -1 for budgets.attend.");
+    detail::expect_enumerator("lookahead", config.lookahead, LookaheadSource::kNone);
+    detail::expects(config.transfer_threads >= 0 && config.transfer_threads <= 256, "transfer_threads is ",
+                    config.transfer_threads, "; it must be from 0 to 256.");
+    detail::expects(config.miss_epsilon >= 0 && config.miss_epsilon <= 1, "miss_epsilon is ", config.miss_epsilon,
+                    "; it is a share of the softmax mass, from 0 to 1.");
+    detail::expects(config.miss_deadline_us >= 0, "miss_deadline_us is ", config.miss_deadline_us,
+                    "; it must be 0 (none) or more.");
     detail::expects(config.prefetch_cap >= 0 && config.prefetch_cap % config.block_tokens == 0, "prefetch_cap is ",
                     config.prefetch_cap, " tokens; it must be 0 or a positive multiple of block_tokens (",
                     config.block_tokens, ").");

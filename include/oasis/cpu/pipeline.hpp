@@ -14,10 +14,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -54,10 +56,11 @@ public:
     using Selection = typename Policies::Selection;
     using Lookahead = typename Policies::Lookahead;
     using Sink = typename Policies::Telemetry;
+    using Engine = PrefetchEngine<Eviction, typename Pool::Blocks>;
 
     Pipeline(Pool& pool, Scorer scorer, Selection selection, Lookahead& lookahead, Sink& sink)
         : pool_(pool), shape_(pool.shape()), config_(shape_.config), model_(config_.shape), format_{config_.dtype, config_.block_code, config_.block_tokens, model_.head_dim},
-          scorer_(std::move(scorer)), selection_(std::move(selection)), lookahead_(lookahead), sink_(sink), engine_(pool.slots(), pool.blocks().store()),
+          scorer_(std::move(scorer)), selection_(std::move(selection)), lookahead_(lookahead), sink_(sink), engine_(pool.slots(), pool.blocks(), config_.transfer_threads),
           kernels_(attend_kernels())
     {
         allocate_scratch();
@@ -97,11 +100,21 @@ public:
         selecting_ = false;
         return {selected_refs_, selected_positions_, selected_starts_};
     }
-    void release_selection()
-    {
-        for (const SlotId slot : selected_pins_) { pool_.slots().unpin(slot); }
-        selected_pins_.clear();
-    }
+    void release_selection() { release(selected_pins_); }
+
+    /// A step begins; guesses and deadlines are counted in steps.
+    void begin_step(std::uint64_t serial, Journal& journal);
+    /// It is over: `rows` verify rows of the group stand.
+    void end_step(const StepGroup& group, std::int32_t rows) { lookahead_.accepted(group.sequence->id, rows); }
+    /// The step's whole time and the bytes it had to fetch, for the live cap.
+    void measure_step(std::chrono::nanoseconds time, std::size_t fetched_bytes) noexcept;
+    /// Books transfers that are over, and frees what they kept.
+    void collect(Journal& journal);
+    /// Guesses for the sequence are not wanted any more.
+    void cancel(SequenceId sequence, Journal& journal) { journal.counters.cancelled_copies += std::uint64_t(engine_.cancel_sequence(sequence)); }
+    /// Waits for the transfers that keep freed blocks and slots; false when there are none.
+    bool drain(Journal& journal);
+    std::int64_t transfers_under_way() const { return engine_.outstanding(); }
 
     /// Makes native forms again after a truncation or at a shared prefix. Returns the first block that could not be read, or none; what does
     /// not depend on it is made all the same.
@@ -119,6 +132,16 @@ private:
     struct Read {
         std::int32_t block = 0;        ///< position
         SlotId slot = SlotId::kNone;   ///< none: native form
+        std::uint32_t generation = 0;  ///< of the slot
+    };
+    enum class ReadState : std::uint8_t {
+        kReady,
+        kFlying, ///< its transfer is under way
+        kGone,   ///< the transfer failed
+    };
+    struct Pin {
+        SlotId slot = SlotId::kNone;
+        std::uint32_t generation = 0;
     };
     struct RowPlan {
         TokenIndex position = 0;
@@ -133,10 +156,17 @@ private:
         Pipeline& pipeline;
         ~HoldGuard()
         {
-            for (const SlotId slot : pipeline.pinned_) { pipeline.pool_.slots().unpin(slot); }
-            pipeline.pinned_.clear();
-            pipeline.engine_.cancel();
+            pipeline.release(pipeline.pinned_);
+            pipeline.engine_.abandon_planned();
         }
+    };
+
+    /// Of an attention chunk: its row and KV head, and where its references begin.
+    struct ChunkPlace {
+        std::int32_t row = 0;
+        std::int32_t head = 0;
+        std::size_t ref = 0;
+        std::size_t count = 0;
     };
 
     void allocate_scratch();
@@ -165,17 +195,39 @@ private:
     void resolve_sparse(std::vector<LogicalUndo>& undo, const StepGroup& group, LayerId layer, std::int32_t row, std::int32_t set, Journal& journal);
     void fill(std::vector<LogicalUndo>& undo, const StepGroup& group, LayerId layer, std::int32_t row, std::int32_t set, Journal& journal);
     bool reads_native(const Sequence& sequence, TokenIndex position, std::int32_t block) const noexcept;
-    SlotId require_slot(const Sequence& sequence, LayerId layer, std::int32_t set, std::int32_t block, bool pin);
-    void fetch(Queue queue, const StepGroup& group, LayerId layer, Journal& journal);
-    void prefetch(Queue queue, const StepGroup& group, LayerId layer, Journal& journal);
+    Read require(const Sequence& sequence, LayerId layer, std::int32_t set, std::int32_t block, Journal& journal);
+    SlotId plan_copy(TransferKind kind, const Sequence& sequence, LayerId layer, std::int32_t set, std::int32_t block);
+    void prefetch(const StepGroup& group, LayerId layer, Journal& journal);
+    std::int64_t live_allowance(LayerId layer) const noexcept;
+    void wait_for_all(const StepGroup& group, Journal& journal);
+    void report(const Settled& settled, Journal& journal);
+    ReadState state_of(const Read& read) const noexcept
+    {
+        if (read.slot == SlotId::kNone) { return ReadState::kReady; }
+        if (pool_.slots().generation(read.slot) != read.generation) { return ReadState::kGone; }
+        return pool_.slots().landed(read.slot) ? ReadState::kReady : ReadState::kFlying;
+    }
+    /// What failed in flight was unpinned with its slot.
+    void release(std::vector<Pin>& pins)
+    {
+        for (const Pin& pin : pins) {
+            if (pool_.slots().generation(pin.slot) == pin.generation) { pool_.slots().unpin(pin.slot); }
+        }
+        pins.clear();
+    }
 
-    void attend(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args);
-    void attend_rows(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args, std::int32_t begin, std::int32_t end);
+    void attend(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args, Journal& journal);
+    void attend_rows(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args, std::int32_t begin, std::int32_t end, Journal& journal);
+    void plan_chunks(const StepGroup& group, LayerId layer, std::int32_t window, std::int32_t begin, std::int32_t end);
+    bool settle_chunk(std::size_t chunk);
+    void finish_late_chunks(Queue queue, std::int32_t begin, Journal& journal);
+    void skip_negligible(std::int32_t begin, bool overdue, Journal& journal);
+    bool wait(Journal& journal, std::optional<Transfer::Clock::time_point> until = std::nullopt);
     void keep_selection(const StepGroup& group, LayerId layer, std::int32_t window);
     BlockRef block_ref(const StepGroup& group, LayerId layer, std::int32_t head, const RowPlan& row, const Read& read, std::int32_t window);
     void write_row(const AttendArgs& args, std::int64_t row, std::int32_t head, const float* out, const float* lse);
     void exact_mass(Queue queue, const StepGroup& group, LayerId layer, float* mass);
-    void captured_mass(const StepGroup& group, Journal& journal);
+    void captured_mass(const StepGroup& group, LayerId layer, Journal& journal);
     void prefill(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args, Journal& journal);
     void bring_wave(Queue queue, const StepGroup& group, LayerId layer, std::int32_t first, std::int32_t last, Journal& journal);
     void prefill_wave(Queue queue, const StepGroup& group, LayerId layer, std::int32_t window, std::int32_t first, std::int32_t last, Journal& journal);
@@ -206,7 +258,7 @@ private:
     Selection selection_;
     Lookahead& lookahead_;
     Sink& sink_;
-    PrefetchEngine<Eviction, Store> engine_;
+    Engine engine_;
     const AttendKernels& kernels_;
     std::uint64_t now_ = 0;                  ///< grows with every layer of every step: the age of slots
 
@@ -227,8 +279,13 @@ private:
     std::vector<SelectionOutput> selected_;  ///< [decode rows, sets]
     std::vector<std::int32_t> ranked_;       ///< [sets, logical blocks] (grows)
     std::vector<std::int32_t> read_ids_;     ///< one (row, set) (grows)
-    std::vector<SlotId> pinned_;             ///< (grows)
-    std::vector<BlockRef> refs_;             ///< (grows)
+    std::vector<Pin> pinned_;                ///< (grows)
+    std::vector<BlockRef> refs_;             ///< of one pass of attend (grows)
+    std::vector<Read> ref_reads_;            ///< parallel to it (grows)
+    std::vector<ChunkPlace> chunk_places_;   ///< parallel to chunks_ (grows)
+    std::vector<std::size_t> ready_chunks_;  ///< (grows)
+    std::vector<std::size_t> late_chunks_;   ///< (grows)
+    std::vector<std::uint8_t> skipped_;      ///< parallel to refs_: not to be read (grows)
     std::vector<AttendChunk> chunks_;        ///< (grows)
     std::vector<std::size_t> chunk_starts_;  ///< first chunk of each (row, head) (grows)
     std::vector<float> partial_;             ///< [chunks, group, head_dim + 1] (grows)
@@ -240,7 +297,10 @@ private:
     std::vector<BlockRef> selected_refs_;           ///< of select_layer (grows)
     std::vector<std::int32_t> selected_positions_;  ///< parallel to it (grows)
     std::vector<std::int64_t> selected_starts_;     ///< [rows, kv_heads] + 1 (grows)
-    std::vector<SlotId> selected_pins_;             ///< (grows)
+    std::vector<Pin> selected_pins_;                ///< (grows)
+    double step_seconds_ = 0;                       ///< of recent steps, smoothed
+    double demand_bytes_ = 0;                       ///< the same
+    std::int64_t live_pieces_ = 0;                  ///< copies that the link can still bring for the next step
     std::vector<std::uint8_t> failed_;       ///< (grows)
 };
 
@@ -291,3 +351,4 @@ std::size_t Pipeline<Policies>::scratch_bytes(const PoolShape& shape)
 #include <oasis/cpu/pipeline_attend.hpp>
 #include <oasis/cpu/pipeline_prefill.hpp>
 #include <oasis/cpu/pipeline_select.hpp>
+#include <oasis/cpu/pipeline_transfer.hpp>

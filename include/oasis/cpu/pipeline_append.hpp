@@ -67,6 +67,9 @@ void Pipeline<Policies>::seal(Queue queue, const StepGroup& group, LayerId layer
         const SpanGuard span(sink_, Stage::kSeal, layer);
         const auto count = std::size_t(std::min(batch, end - first));
         failed_.assign(count * sets, 0);
+        for (std::size_t i = 0; i < count; ++i) { // a copy of what it held before it was opened again may be under way
+            if (is_new(sequence.blocks[std::size_t(first) + i], layer)) { engine_.finish_block(sequence.blocks[std::size_t(first) + i]); }
+        }
         queue.executor().parallel_for(count * sets, [&](std::size_t task) {
             const auto block = first + static_cast<std::int32_t>(task / sets);
             failed_[task] = !seal_unit(sequence, block, layer, static_cast<std::int32_t>(task % sets), staging_.data() + task * shape_.unit_bytes);

@@ -37,13 +37,13 @@ void Pipeline<Policies>::keep_selection(const StepGroup& group, LayerId layer, s
             selected_starts_.push_back(static_cast<std::int64_t>(selected_refs_.size()));
         }
     }
-    selected_pins_.insert(selected_pins_.end(), pinned_.begin(), pinned_.end());
+    selected_pins_.insert(selected_pins_.end(), pinned_.begin(), pinned_.end()); // generations tell which still hold
     pinned_.clear();
 }
 
 /// Rows go in passes that bound the scratch: a pass holds at least one row and at most about 64K block references.
 template <class Policies>
-void Pipeline<Policies>::attend(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args)
+void Pipeline<Policies>::attend(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args, Journal& journal)
 {
     const SpanGuard span(sink_, Stage::kAttend, layer);
     constexpr std::size_t kRefsPerPass = std::size_t{1} << 16;
@@ -54,45 +54,25 @@ void Pipeline<Policies>::attend(Queue queue, const StepGroup& group, LayerId lay
             for (const auto& reads : rows_[std::size_t(end)].reads) { refs += reads.size() * std::size_t(shape_.heads_per_set); }
             ++end;
         }
-        attend_rows(queue, group, layer, args, begin, end);
+        attend_rows(queue, group, layer, args, begin, end, journal);
         begin = end;
     }
 }
 
-/// Tasks are chunks of a (row, head)'s set; the chunks of one are merged in position order, whoever computed them.
+/// Tasks are chunks of a (row, head)'s set; the chunks of one are merged in position order, whoever computed them and whenever their blocks came.
 template <class Policies>
-void Pipeline<Policies>::attend_rows(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args, std::int32_t begin, std::int32_t end)
+void Pipeline<Policies>::attend_rows(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args, std::int32_t begin, std::int32_t end, Journal& journal)
 {
     const auto kv = std::size_t(model_.kv_heads);
-    const auto chunk_blocks = std::size_t(kChunkTokens / config_.block_tokens);
     const std::size_t head_floats = std::size_t(model_.group()) * std::size_t(model_.head_dim);
     const std::size_t chunk_floats = head_floats + std::size_t(model_.group());
-    refs_.clear();
-    chunks_.clear();
-    std::vector<std::size_t>& starts = chunk_starts_;
-    starts.assign(1, 0);
-    for (std::int32_t row = begin; row < end; ++row) {
-        for (std::int32_t head = 0; head < model_.kv_heads; ++head) {
-            const RowPlan& plan = rows_[std::size_t(row)];
-            const auto& reads = plan.reads[std::size_t(head / shape_.heads_per_set)];
-            for (const Read& read : reads) { refs_.push_back(block_ref(group, layer, head, plan, read, args.window)); }
-            starts.push_back(starts.back() + std::max<std::size_t>(1, (reads.size() + chunk_blocks - 1) / chunk_blocks));
-        }
-    }
-    partial_.resize(starts.back() * chunk_floats);
-    std::size_t ref = 0;
-    for (std::size_t i = 0; i + 1 < starts.size(); ++i) {
-        const RowPlan& plan = rows_[std::size_t(begin) + i / kv];
-        const std::size_t count = plan.reads[i % kv / std::size_t(shape_.heads_per_set)].size();
-        const float* q = q_scaled_.data() + (std::size_t(begin) * kv + i) * head_floats;
-        for (std::size_t c = starts[i]; c < starts[i + 1]; ++c) {
-            const std::size_t first = (c - starts[i]) * chunk_blocks;
-            float* out = partial_.data() + c * chunk_floats;
-            chunks_.push_back({format_, q, model_.group(), {refs_.data() + ref + first, std::min(chunk_blocks, count - std::min(first, count))}, out, out + head_floats});
-        }
-        ref += count;
-    }
-    queue.executor().parallel_for(chunks_.size(), [&](std::size_t task) { kernels_.attend_chunk(chunks_[task]); });
+    plan_chunks(group, layer, args.window, begin, end);
+    ready_chunks_.clear();
+    late_chunks_.clear();
+    for (std::size_t c = 0; c < chunks_.size(); ++c) { (settle_chunk(c) ? ready_chunks_ : late_chunks_).push_back(c); }
+    queue.executor().parallel_for(ready_chunks_.size(), [&](std::size_t task) { kernels_.attend_chunk(chunks_[ready_chunks_[task]]); });
+    if (!late_chunks_.empty()) { finish_late_chunks(queue, begin, journal); }
+    const std::vector<std::size_t>& starts = chunk_starts_;
     queue.executor().parallel_for(starts.size() - 1, [&](std::size_t i) {
         float* out = partial_.data() + starts[i] * chunk_floats;
         for (std::size_t c = starts[i] + 1; c < starts[i + 1]; ++c) {
@@ -101,6 +81,128 @@ void Pipeline<Policies>::attend_rows(Queue queue, const StepGroup& group, LayerI
         }
         write_row(args, group.first_row + begin + static_cast<std::int32_t>(i / kv), static_cast<std::int32_t>(i % kv), out, out + head_floats);
     });
+}
+
+/// Cuts the sets of rows [begin, end) into chunks, each with its place for output and log-sum-exp.
+template <class Policies>
+void Pipeline<Policies>::plan_chunks(const StepGroup& group, LayerId layer, std::int32_t window, std::int32_t begin, std::int32_t end)
+{
+    const auto chunk_blocks = std::size_t(kChunkTokens / config_.block_tokens);
+    const std::size_t head_floats = std::size_t(model_.group()) * std::size_t(model_.head_dim);
+    const std::size_t chunk_floats = head_floats + std::size_t(model_.group());
+    refs_.clear();
+    ref_reads_.clear();
+    chunks_.clear();
+    chunk_places_.clear();
+    chunk_starts_.assign(1, 0);
+    for (std::int32_t row = begin; row < end; ++row) {
+        for (std::int32_t head = 0; head < model_.kv_heads; ++head) {
+            const RowPlan& plan = rows_[std::size_t(row)];
+            const auto& reads = plan.reads[std::size_t(head / shape_.heads_per_set)];
+            const std::size_t first_ref = refs_.size();
+            for (const Read& read : reads) {
+                refs_.push_back(block_ref(group, layer, head, plan, read, window));
+                ref_reads_.push_back(read);
+            }
+            const std::size_t chunks = std::max<std::size_t>(1, (reads.size() + chunk_blocks - 1) / chunk_blocks);
+            for (std::size_t c = 0; c < chunks; ++c) {
+                const std::size_t first = c * chunk_blocks;
+                chunk_places_.push_back({row, head, first_ref + first, std::min(chunk_blocks, reads.size() - std::min(first, reads.size()))});
+            }
+            chunk_starts_.push_back(chunk_places_.size());
+        }
+    }
+    skipped_.assign(refs_.size(), 0);
+    partial_.resize(chunk_places_.size() * chunk_floats);
+    for (std::size_t c = 0; c < chunk_places_.size(); ++c) {
+        const ChunkPlace& place = chunk_places_[c];
+        const float* q = q_scaled_.data() + (std::size_t(place.row) * std::size_t(model_.kv_heads) + std::size_t(place.head)) * head_floats;
+        float* out = partial_.data() + c * chunk_floats;
+        chunks_.push_back({format_, q, model_.group(), {refs_.data() + place.ref, place.count}, out, out + head_floats});
+    }
+}
+
+/// Whether all blocks of the chunk are there; one that will not come, or is not waited for, counts no token.
+template <class Policies>
+bool Pipeline<Policies>::settle_chunk(std::size_t chunk)
+{
+    const ChunkPlace& place = chunk_places_[chunk];
+    for (std::size_t i = place.ref; i < place.ref + place.count; ++i) {
+        const ReadState state = state_of(ref_reads_[i]);
+        if (state == ReadState::kGone || skipped_[i]) {
+            refs_[i].end = refs_[i].begin;
+        } else if (state == ReadState::kFlying) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/// Chunks whose blocks were on their way, as these come.
+template <class Policies>
+void Pipeline<Policies>::finish_late_chunks(Queue queue, std::int32_t begin, Journal& journal)
+{
+    const bool bounded = config_.miss == MissPolicy::kBounded;
+    std::optional<Transfer::Clock::time_point> deadline;
+    if (bounded && config_.miss_deadline_us > 0) { deadline = Transfer::Clock::now() + std::chrono::microseconds(config_.miss_deadline_us); }
+    bool overdue = false;
+    while (!late_chunks_.empty()) {
+        if (bounded) { skip_negligible(begin, overdue, journal); }
+        ready_chunks_.clear();
+        std::erase_if(late_chunks_, [&](std::size_t chunk) {
+            if (!settle_chunk(chunk)) { return false; }
+            ready_chunks_.push_back(chunk);
+            return true;
+        });
+        if (!ready_chunks_.empty()) {
+            queue.executor().parallel_for(ready_chunks_.size(), [&](std::size_t task) { kernels_.attend_chunk(chunks_[ready_chunks_[task]]); });
+            collect(journal);
+        } else if (!wait(journal, overdue ? std::nullopt : deadline)) {
+            if (overdue || !deadline) { throw Error("attend: a block is neither in fast memory nor on its way"); }
+            overdue = true;
+        }
+    }
+}
+
+/// Gives up blocks that are on their way: those whose share of the softmax mass is below epsilon for every query head of the KV head, by their
+/// upper bound against the log-sum-exp of what has been read; when the wait is overdue, all. They land later and may serve then.
+template <class Policies>
+void Pipeline<Policies>::skip_negligible(std::int32_t begin, bool overdue, Journal& journal)
+{
+    const auto group_heads = std::size_t(model_.group());
+    const std::size_t head_floats = group_heads * std::size_t(model_.head_dim);
+    const std::size_t chunk_floats = head_floats + group_heads;
+    const std::int32_t rows = row_count_ - first_sparse_;
+    float read[kMaxGroup];
+    for (const std::size_t chunk : late_chunks_) {
+        const ChunkPlace& place = chunk_places_[chunk];
+        if (place.row < first_sparse_) { continue; } // a dense row has no bounds, and reads everything
+        const std::size_t of_row = std::size_t(place.row - begin) * std::size_t(model_.kv_heads) + std::size_t(place.head);
+        std::fill_n(read, group_heads, -std::numeric_limits<float>::infinity());
+        for (std::size_t c = chunk_starts_[of_row]; c < chunk_starts_[of_row + 1]; ++c) {
+            if (std::find(late_chunks_.begin(), late_chunks_.end(), c) != late_chunks_.end()) { continue; }
+            const float* lse = partial_.data() + c * chunk_floats + head_floats;
+            for (std::size_t h = 0; h < group_heads; ++h) {
+                const float high = std::max(read[h], lse[h]);
+                if (std::isfinite(high)) { read[h] = high + std::log(std::exp(read[h] - high) + std::exp(lse[h] - high)); }
+            }
+        }
+        const float* bounds = log_mass_.data() + mass_at(place.head, place.row - first_sparse_, rows);
+        for (std::size_t i = place.ref; i < place.ref + place.count; ++i) {
+            if (skipped_[i] || state_of(ref_reads_[i]) != ReadState::kFlying) { continue; }
+            float share = 0;
+            for (std::size_t h = 0; h < group_heads; ++h) {
+                const float bound = bounds[h * std::size_t(mass_stride()) + std::size_t(ref_reads_[i].block)];
+                share = std::max(share, std::exp(std::min(0.0F, bound - read[h])));
+            }
+            if (!overdue && !(share < config_.miss_epsilon)) { continue; }
+            skipped_[i] = 1;
+            engine_.demote(ref_reads_[i].slot);
+            journal.counters.skipped_mass += double(share);
+            ++journal.counters.skipped_blocks;
+            journal.counters.skipped_tokens += std::uint64_t(tokens_read(rows_[std::size_t(place.row)], ref_reads_[i].block));
+        }
+    }
 }
 
 template <class Policies>
@@ -171,8 +273,9 @@ void Pipeline<Policies>::exact_mass(Queue queue, const StepGroup& group, LayerId
 
 /// What share of the true softmax mass the verify rows' sets hold, per query head.
 template <class Policies>
-void Pipeline<Policies>::captured_mass(const StepGroup& group, Journal& journal)
+void Pipeline<Policies>::captured_mass(const StepGroup& group, LayerId layer, Journal& journal)
 {
+    LayerStats& at_layer = journal.layers[std::size_t(layer)];
     const bool oracle = config_.summary.kind == SummaryKind::kOracle;
     const float* mass = oracle ? log_mass_.data() : true_mass_.data();
     const std::int32_t rows = row_count_ - first_sparse_;
@@ -188,6 +291,8 @@ void Pipeline<Policies>::captured_mass(const StepGroup& group, Journal& journal)
             for (const Read& r : plan.reads[std::size_t(kv_head / shape_.heads_per_set)]) { read += std::exp(double(m[r.block]) - high); }
             journal.counters.captured_mass += read / all;
             ++journal.counters.captured_heads;
+            at_layer.captured_mass += read / all;
+            ++at_layer.captured_heads;
         }
     }
 }

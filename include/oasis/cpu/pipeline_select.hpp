@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pipeline: which blocks each row reads (score, select), where they are (resolve) and how they come (fetch, prefetch).
+// Pipeline: which blocks each row reads (score, select) and where they are (resolve).
 #pragma once
 
 #include <oasis/cpu/pipeline.hpp>
@@ -28,20 +28,27 @@ void Pipeline<Policies>::decode(Queue queue, OpenStep& step, const StepGroup& gr
         }
         select(queue, group, layer);
     }
+    collect(journal);
     resolve(step, group, layer, journal);
-    fetch(queue, group, layer, journal);
-    if (config_.measure_mass && first_sparse_ < row_count_) {
+    journal.counters.cancelled_copies += std::uint64_t(engine_.cancel_overdue(group.sequence->id, layer));
+    if (config_.prefetch_cap > 0) { prefetch(group, layer, journal); }
+    if (!engine_.planned().empty()) {
+        const SpanGuard span(sink_, Stage::kFetch, layer);
+        engine_.start(queue);
+    }
+    collect(journal);
+    const bool measure = config_.measure_mass && first_sparse_ < row_count_;
+    if (measure || selecting_) { wait_for_all(group, journal); }
+    if (measure) {
         if (!oracle) { exact_mass(queue, group, layer, true_mass_.data()); }
-        captured_mass(group, journal);
+        captured_mass(group, layer, journal);
     }
     if (selecting_) {
         keep_selection(group, layer, args.window);
     } else {
-        attend(queue, group, layer, args);
+        attend(queue, group, layer, args, journal);
     }
-    for (const SlotId slot : pinned_) { pool_.slots().unpin(slot); }
-    pinned_.clear();
-    if (config_.prefetch_cap > 0) { prefetch(queue, group, layer, journal); }
+    release(pinned_);
 }
 
 template <class Policies>
@@ -191,28 +198,35 @@ bool Pipeline<Policies>::reads_native(const Sequence& sequence, TokenIndex posit
     return config_.block_code == BlockCode::kNative && pool_.blocks()[sequence.blocks[std::size_t(block)]].native != nullptr;
 }
 
-/// The unit's slot, pinned for this layer; one is planned and filled by `fetch` if it has none.
+/// Plans the copy of a unit without a slot. None for a guess that finds no place; anything else must find one.
 template <class Policies>
-SlotId Pipeline<Policies>::require_slot(const Sequence& sequence, LayerId layer, std::int32_t set, std::int32_t block, bool pin)
+SlotId Pipeline<Policies>::plan_copy(TransferKind kind, const Sequence& sequence, LayerId layer, std::int32_t set, std::int32_t block)
+{
+    const BlockId id = sequence.blocks[std::size_t(block)];
+    const auto slot = engine_.plan(kind, sequence.id, id, layer, set, unit_of(sequence, layer, set, block), now_);
+    if (slot) { return *slot; }
+    if (kind == TransferKind::kPrefetch) { return SlotId::kNone; }
+    const NoVictim why = pool_.slots().no_victim();
+    throw Error(oasis::detail::text("fast tier: no slot for block ", raw(id), " layer ", layer, " set ", set, " of sequence ", raw(sequence.id), ": of ", why.capacity,
+                                    " slots ", why.pinned, " are pinned, ", why.in_flight, " in flight, ", why.logical, " in logical sets"));
+}
+
+/// The unit's slot, pinned for this layer; what is not there is planned, and what is on its way is hurried.
+template <class Policies>
+auto Pipeline<Policies>::require(const Sequence& sequence, LayerId layer, std::int32_t set, std::int32_t block, Journal& journal) -> Read
 {
     auto& slots = pool_.slots();
-    const std::int64_t key = unit_of(sequence, layer, set, block);
-    SlotId slot = slots.slot_of(key);
+    SlotId slot = slots.slot_of(unit_of(sequence, layer, set, block));
     if (slot == SlotId::kNone) {
-        const auto planned = engine_.plan(sequence.blocks[std::size_t(block)], layer, set, key, now_);
-        if (!planned) {
-            const NoVictim why = slots.no_victim();
-            throw Error(oasis::detail::text("fast tier: no slot for block ", raw(sequence.blocks[std::size_t(block)]), " layer ", layer, " set ", set, " of sequence ",
-                                     raw(sequence.id), ": of ", why.capacity, " slots ", why.pinned, " are pinned, ", why.in_flight, " in flight, ", why.logical,
-                                     " in logical sets"));
-        }
-        slot = *planned;
+        slot = plan_copy(TransferKind::kDemand, sequence, layer, set, block);
+    } else if (slots.in_flight(slot)) {
+        engine_.promote(slot);
+    } else if (slots.take_prefetched(slot)) {
+        journal.counters.useful_prefetch_tokens += std::uint64_t(config_.block_tokens);
     }
-    if (pin) {
-        slots.pin(slot, now_);
-        pinned_.push_back(slot);
-    }
-    return slot;
+    slots.pin(slot, now_);
+    pinned_.push_back({slot, slots.generation(slot)});
+    return {block, slot, slots.generation(slot)};
 }
 
 /// A dense row reads everything it sees.
@@ -225,14 +239,14 @@ void Pipeline<Policies>::resolve_dense(const StepGroup& group, LayerId layer, st
     const std::int32_t room = shape_.dense_capacity(layer, sequence.logical_blocks, sequence.dense_below);
     if (row == 0 && !sequence.logical.filled(unit)) { sequence.logical.drop_below(unit, plan.first_block, pool_.logical_observer(sequence)); }
     for (std::int32_t block = plan.first_block; block < blocks_at(plan.position); ++block) {
-        SlotId slot = SlotId::kNone;
+        Read read{block};
         if (!reads_native(sequence, plan.position, block)) {
             if (!sequence.logical.filled(unit) && sequence.logical.size(unit) < room) {
                 sequence.logical.insert_dense(unit, block, pool_.logical_observer(sequence));
             }
-            slot = require_slot(sequence, layer, set, block, true);
+            read = require(sequence, layer, set, block, journal);
         }
-        plan.reads[std::size_t(set)].push_back({block, slot});
+        plan.reads[std::size_t(set)].push_back(read);
     }
     if (!plan.lookahead) { ++journal.counters.dense_row_sets; }
 }
@@ -247,7 +261,7 @@ void Pipeline<Policies>::fill(std::vector<LogicalUndo>& undo, const StepGroup& g
     sequence.logical.fill(layer * shape_.sets + set, out.ranked.first(std::size_t(out.ranked_count)), plan.position, pool_.logical_observer(sequence), undo);
     for (const std::int32_t block : out.ranked.first(std::size_t(out.ranked_count))) {
         if (reads_native(sequence, plan.position, block) || pool_.slots().slot_of(unit_of(sequence, layer, set, block)) != SlotId::kNone) { continue; }
-        require_slot(sequence, layer, set, block, false);
+        plan_copy(TransferKind::kFill, sequence, layer, set, block);
         journal.counters.initial_tokens += std::uint64_t(tokens_read(plan, block));
     }
 }
@@ -262,25 +276,41 @@ void Pipeline<Policies>::resolve_sparse(std::vector<LogicalUndo>& undo, const St
     const SelectionOutput& out = selected_[std::size_t(row) * std::size_t(shape_.sets) + std::size_t(set)];
     if (!plan.lookahead && !sequence.logical.filled(unit)) { fill(undo, group, layer, row, set, journal); }
     Counters& c = journal.counters;
+    LayerStats& at_layer = journal.layers[std::size_t(layer)];
+    const auto& slots = pool_.slots();
     read_ids_.clear();
     for (std::int32_t i = 0; i < out.count; ++i) {
         const std::int32_t block = out.ids[std::size_t(i)];
         const bool must = out.must[std::size_t(i)] != 0;
         const bool native = reads_native(sequence, plan.position, block);
-        const bool resident = native || pool_.slots().slot_of(unit_of(sequence, layer, set, block)) != SlotId::kNone;
+        const SlotId slot = native ? SlotId::kNone : slots.slot_of(unit_of(sequence, layer, set, block));
+        const bool resident = native || (slot != SlotId::kNone && slots.landed(slot));
         const auto tokens = std::uint64_t(tokens_read(plan, block));
         if (plan.lookahead) {
             if (!resident) { continue; }
         } else if (must) {
+            // What another row of this step has asked for already is fetched once, and counted there.
+            const bool counted = resident || (slot != SlotId::kNone && !slots.flies_from_before(slot));
             c.must_tokens += tokens;
-            (resident ? c.resident_must_tokens : config_.miss == MissPolicy::kExact ? c.fetched_tokens : c.skipped_tokens) += tokens;
-            if (!resident && config_.miss == MissPolicy::kResidentOnly) { continue; }
+            at_layer.must_tokens += tokens;
+            if (counted) {
+                c.resident_must_tokens += tokens;
+                at_layer.resident_must_tokens += tokens;
+            } else if (config_.miss == MissPolicy::kResidentOnly) {
+                c.skipped_tokens += tokens;
+                continue;
+            } else if (slot != SlotId::kNone) {
+                c.late_tokens += tokens;
+            } else {
+                c.fetched_tokens += tokens;
+                at_layer.fetched_tokens += tokens;
+            }
         } else if (config_.may == MayRule::kNone || (config_.may == MayRule::kLogical && !sequence.logical.contains(unit, block)) ||
                    (config_.may == MayRule::kPhysical && !resident)) {
             continue;
         }
         read_ids_.push_back(block);
-        plan.reads[std::size_t(set)].push_back({block, native ? SlotId::kNone : require_slot(sequence, layer, set, block, true)});
+        plan.reads[std::size_t(set)].push_back(native ? Read{block} : require(sequence, layer, set, block, journal));
         if (!plan.lookahead) { c.attended_tokens += tokens; }
     }
     if (!plan.lookahead) {
@@ -292,77 +322,7 @@ void Pipeline<Policies>::resolve_sparse(std::vector<LogicalUndo>& undo, const St
         for (std::int32_t i = 0; i < out.count; ++i) {
             if (out.must[std::size_t(i)]) { read_ids_.push_back(out.ids[std::size_t(i)]); }
         }
-        lookahead_.observe_row(sequence.id, layer, set, read_ids_, plan.lookahead);
-    }
-}
-
-template <class Policies>
-void Pipeline<Policies>::fetch(Queue queue, const StepGroup& group, LayerId layer, Journal& journal)
-{
-    const CopyPlan plan = engine_.plan();
-    if (plan.count == 0) { return; }
-    const SpanGuard span(sink_, Stage::kFetch, layer);
-    if (journal.wants_events) {
-        if (journal.wants_events) { pool_.drain_evictions(journal); }
-        for (std::int32_t i = 0; i < plan.count; ++i) {
-            const CopyPiece& p = plan.pieces[i];
-            journal.event({EventKind::kPromoted, EventReason::kDemand, Tier::kFast, p.block, p.layer, p.set, shape_.unit_bytes});
-        }
-    }
-    const TransferResult result = engine_.run(queue);
-    journal.counters.fetched_bytes += result.bytes;
-    journal.counters.stale_copies += std::uint64_t(result.stale);
-    for (const CopyPiece& piece : result.failed) {
-        journal.event({EventKind::kDropped, EventReason::kStoreFailed, Tier::kFast, piece.block, piece.layer, piece.set, shape_.unit_bytes});
-        journal.lost.emplace_back(group.sequence->id, piece.block);
-    }
-    if (result.failed.empty()) { return; }
-    const auto lost = [&](const Read& read) {
-        return read.slot != SlotId::kNone && !pool_.slots().landed(read.slot);
-    };
-    for (std::int32_t row = 0; row < row_count_; ++row) {
-        for (auto& reads : rows_[std::size_t(row)].reads) { std::erase_if(reads, lost); }
-    }
-    std::erase_if(pinned_, [&](SlotId slot) { return !pool_.slots().landed(slot); });
-}
-
-/// What the predictor expects next and is not here: at most the cap comes now, without touching logical sets.
-template <class Policies>
-void Pipeline<Policies>::prefetch(Queue queue, const StepGroup& group, LayerId layer, Journal& journal)
-{
-    const SpanGuard span(sink_, Stage::kPrefetch, layer);
-    Sequence& sequence = *group.sequence;
-    const std::int32_t cap = shape_.blocks_of(config_.prefetch_cap);
-    read_ids_.resize(std::size_t(2 * shape_.most_blocks(config_.budgets.fetch)));
-    for (std::int32_t set = 0; set < shape_.sets; ++set) {
-        const std::size_t guesses = lookahead_.predict(sequence.id, layer, set, read_ids_);
-        std::int32_t planned = 0;
-        for (std::size_t i = 0; i < guesses && planned < cap; ++i) {
-            const std::int32_t block = read_ids_[i];
-            if (block < 0 || block >= static_cast<std::int32_t>(sequence.blocks.size())) {
-                ++journal.counters.foreign_predictions;
-                continue;
-            }
-            const BlockId id = sequence.blocks[std::size_t(block)];
-            if (!pool_.blocks()[id].sealed || pool_.blocks()[id].native) { continue; }
-            const std::int64_t key = unit_of(sequence, layer, set, block);
-            if (pool_.slots().slot_of(key) != SlotId::kNone) { continue; }
-            if (!engine_.plan(id, layer, set, key, now_)) { break; }
-            journal.counters.prefetched_tokens += std::uint64_t(config_.block_tokens);
-            ++planned;
-        }
-    }
-    if (journal.wants_events) { pool_.drain_evictions(journal); }
-    const CopyPlan plan = engine_.plan();
-    for (std::int32_t i = 0; i < plan.count; ++i) {
-        const CopyPiece& p = plan.pieces[i];
-        journal.event({EventKind::kPromoted, EventReason::kPrefetch, Tier::kFast, p.block, p.layer, p.set, shape_.unit_bytes});
-    }
-    const TransferResult result = engine_.run(queue);
-    journal.counters.prefetched_bytes += result.bytes;
-    journal.counters.stale_copies += std::uint64_t(result.stale);
-    for (const CopyPiece& piece : result.failed) {
-        journal.event({EventKind::kDropped, EventReason::kStoreFailed, Tier::kFast, piece.block, piece.layer, piece.set, shape_.unit_bytes});
+        lookahead_.observe_row(sequence.id, layer, set, row, read_ids_, plan.lookahead);
     }
 }
 

@@ -30,6 +30,8 @@ public:
         bool cached = false;          ///< in no sequence, kept for its prefix
         std::list<BlockId>::iterator cached_at{};
         std::int32_t group = -1;      ///< summary group that was made with it
+        std::int32_t transfers = 0;   ///< copies of it that are under way
+        bool leaving = false;         ///< freed, but for the transfers
     };
 
     BlockPool(std::int64_t blocks, std::size_t native_cell_bytes, std::unique_ptr<Store> store)
@@ -122,6 +124,21 @@ public:
         while (!cached_.empty()) { drop_cached(cached_.front(), on_drop); }
     }
 
+    /// A transfer of the block begins, or ends: its place in the store is kept meanwhile, whoever frees it.
+    void hold(BlockId id) noexcept { ++(*this)[id].transfers; }
+    void let_go(BlockId id)
+    {
+        Block& block = (*this)[id];
+        if (--block.transfers > 0 || !block.leaving) { return; }
+        block.leaving = false;
+        --leaving_;
+        store_->release(id);
+        free_.push_back(id);
+    }
+    std::int32_t transfers(BlockId id) const noexcept { return (*this)[id].transfers; }
+    /// Blocks that are free once their transfers are over.
+    std::int64_t leaving() const noexcept { return leaving_; }
+
     PrefixIndex<Hasher>& index() noexcept { return index_; }
     Store& store() noexcept { return *store_; }
     const Store& store() const noexcept { return *store_; }
@@ -147,9 +164,15 @@ private:
     {
         on_drop(id);
         index_.erase(id);
+        Block& block = (*this)[id];
+        if (block.native) { native_.give(std::exchange(block.native, nullptr)); }
+        block.sealed = false;
+        if (block.transfers > 0) {
+            block.leaving = true;
+            ++leaving_;
+            return;
+        }
         store_->release(id);
-        if (Block& block = (*this)[id]; block.native) { native_.give(std::exchange(block.native, nullptr)); }
-        (*this)[id].sealed = false;
         free_.push_back(id);
     }
 
@@ -160,6 +183,7 @@ private:
     std::unique_ptr<Store> store_;
     PrefixIndex<Hasher> index_;
     std::int64_t live_ = 0;
+    std::int64_t leaving_ = 0;
 };
 
 } // namespace oasis

@@ -38,6 +38,8 @@ struct Reopened {
 template <EvictionPolicy Eviction, SlowStore Store, class Hasher = ChainHasher>
 class KVPool {
 public:
+    using Blocks = BlockPool<Store, Hasher>;
+
     KVPool(const PoolShape& shape, Eviction eviction, std::unique_ptr<Store> store)
         : shape_(shape), slots_({shape.unit_bytes, shape.config.shape.layers, shape.sets, shape.blocks}, std::move(eviction)),
           blocks_(shape.blocks, shape.native_cell_bytes, std::move(store)),
@@ -52,8 +54,8 @@ public:
     const PoolShape& shape() const noexcept { return shape_; }
     SlotTable<Eviction>& slots() noexcept { return slots_; }
     const SlotTable<Eviction>& slots() const noexcept { return slots_; }
-    BlockPool<Store, Hasher>& blocks() noexcept { return blocks_; }
-    const BlockPool<Store, Hasher>& blocks() const noexcept { return blocks_; }
+    Blocks& blocks() noexcept { return blocks_; }
+    const Blocks& blocks() const noexcept { return blocks_; }
     GroupPool& groups() noexcept { return groups_; }
     const GroupPool& groups() const noexcept { return groups_; }
 
@@ -171,6 +173,9 @@ public:
         return shape_.config.fast_bytes;
     }
 
+    /// Slots that drained may be more than the budget allows.
+    void trim() { make_room(0, 0, 0, 0); }
+
     /// Hears of every block that enters or leaves a logical set of the sequence.
     auto logical_observer(const Sequence& sequence)
     {
@@ -260,7 +265,7 @@ private:
 
     PoolShape shape_;
     SlotTable<Eviction> slots_;
-    BlockPool<Store, Hasher> blocks_;
+    Blocks blocks_;
     GroupPool groups_;
     std::unordered_map<std::int64_t, std::unique_ptr<Sequence>> sequences_;
     std::int64_t next_sequence_ = 0;

@@ -34,7 +34,8 @@ void KVPool<Eviction, Store, Hasher>::check()
         total += count;
         if (slots_.logical_refs(unit) != count) { throw Error(detail::text("pool: unit ", unit, " is in ", count, " logical sets, booked ", slots_.logical_refs(unit))); }
     }
-    if (total > reserved_slots_ || (shape_.config.fast_bytes != 0 && fast_bytes_in_use() > shape_.config.fast_bytes)) {
+    const std::size_t draining = std::size_t(slots_.draining()) * shape_.unit_bytes; // beyond the budget until they are over
+    if (total > reserved_slots_ || (shape_.config.fast_bytes != 0 && fast_bytes_in_use() > shape_.config.fast_bytes + draining)) {
         throw Error(detail::text("pool: logical sets hold ", total, " units of ", reserved_slots_, " reserved, fast memory ", fast_bytes_in_use(), " of ",
                                  shape_.config.fast_bytes, " bytes"));
     }
@@ -66,7 +67,7 @@ void KVPool<Eviction, Store, Hasher>::check_blocks()
                                      ", cell ", block.native != nullptr, ")"));
         }
     }
-    const std::size_t slow = std::size_t(live + blocks_.cached()) * shape_.slow_block_bytes();
+    const std::size_t slow = std::size_t(live + blocks_.cached() + blocks_.leaving()) * shape_.slow_block_bytes();
     if (cells != blocks_.native().in_use() || live != blocks_.live() || slow != blocks_.store().bytes_used()) {
         throw Error(detail::text("pool: ", cells, " native cells of ", live, " live and ", blocks_.cached(), " cached blocks, booked ", blocks_.native().in_use(), " of ",
                                  blocks_.live(), "; the slow tier holds ", blocks_.store().bytes_used(), " bytes, expected ", slow));

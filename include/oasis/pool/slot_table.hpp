@@ -24,6 +24,12 @@ struct NoVictim {
     std::int64_t logical = 0; ///< resident, unpinned, held by a logical set
 };
 
+/// Which slots may be emptied for another unit: resident, not read now, in no logical set, and ...
+enum class Victims : std::uint8_t {
+    kAny,       ///< ... whatever was guessed of them
+    kUnguarded, ///< ... not expected to be read in the next step
+};
+
 /// The by-value view kernels get: where a unit is, without the owner.
 struct SlotTableRef {
     const std::int32_t* slot_plus_one = nullptr; ///< [layers, sets, blocks]; 0: not resident
@@ -40,7 +46,8 @@ struct SlotTableRef {
 };
 
 /// Invariants, after every operation: free + resident + pinned + in flight == capacity; a slot has one owner; `slot_of` and the
-/// slots' owners agree; a slot that is pinned or in flight is never taken; one that a logical set holds is never a victim.
+/// slots' owners agree; a slot that is pinned or in flight is never taken; one that a logical set holds is never a victim. A slot in flight
+/// whose unit was dropped drains: it is nobody's until its transfer is over.
 template <EvictionPolicy Eviction>
 class SlotTable {
 public:
@@ -66,24 +73,31 @@ public:
     std::byte* data(SlotId slot) const noexcept { return memory_.data() + static_cast<std::size_t>(raw(slot)) * options_.unit_bytes; }
     std::uint32_t generation(SlotId slot) const noexcept { return slots_[index(raw(slot))].generation; }
     bool landed(SlotId slot) const noexcept { return slots_[index(raw(slot))].state == State::kResident; }
+    /// Its transfer was planned in an earlier step and is not over.
+    bool flies_from_before(SlotId slot) const noexcept { return in_flight(slot) && slots_[index(raw(slot))].acquired < step_; }
+    bool in_flight(SlotId slot) const noexcept { return slots_[index(raw(slot))].state == State::kInFlight; }
     std::size_t unit_bytes() const noexcept { return options_.unit_bytes; }
+    /// Slot ids in use so far lie below this.
+    std::size_t slots() const noexcept { return slots_.size(); }
+    /// Slots in flight that nobody waits for.
+    std::int64_t draining() const noexcept { return draining_; }
     std::int64_t max_slots() const noexcept { return units_; }
     SlotTableRef ref() const noexcept { return {slot_of_.data(), memory_.data(), options_.unit_bytes, options_.sets, options_.blocks}; }
 
-    /// A slot for a unit that has none, in flight until `land` or `abandon`: a free one, else a victim's.
-    std::optional<SlotId> try_acquire(std::int64_t unit, std::uint64_t now)
+    /// A slot for a unit that has none, in flight until `land` or `abandon`: a free one, else a victim's, of those nobody expects first.
+    std::optional<SlotId> try_acquire(std::int64_t unit, std::uint64_t now, Victims victims = Victims::kAny)
     {
         SlotId slot{};
         if (!free_.empty()) {
             slot = free_.back();
             free_.pop_back();
-        } else if (const auto victim = take_victim(); victim) {
+        } else if (const auto victim = take_victim(victims); victim) {
             slot = *victim;
         } else {
             return std::nullopt;
         }
         Slot& s = slots_[index(raw(slot))];
-        s = {.unit = unit, .last_use = now, .generation = s.generation + 1, .pins = 0, .state = State::kInFlight};
+        s = {.unit = unit, .last_use = now, .guard = 0, .acquired = step_, .generation = s.generation + 1, .pins = 0, .state = State::kInFlight, .prefetched = false};
         slot_of_[index(unit)] = raw(slot) + 1;
         ++counts_.in_flight;
         recount();
@@ -112,18 +126,48 @@ public:
         empty(slot);
     }
 
-    /// Empties the unit's slot if it has one. Throws when it is pinned or in flight.
+    /// Takes the slot from the unit if it has one; one in flight drains until `reclaim`. Throws when it is pinned.
     bool drop(std::int64_t unit)
     {
         const SlotId slot = slot_of(unit);
         if (slot == SlotId::kNone) { return false; }
         Slot& s = slots_[index(raw(slot))];
-        detail::expects(s.state == State::kResident && s.pins == 0, "slot table: drop of slot ", raw(slot), " with ", s.pins, " pins, in flight: ",
-                        s.state == State::kInFlight);
+        detail::expects(s.pins == 0, "slot table: drop of slot ", raw(slot), " with ", s.pins, " pins");
+        if (s.state == State::kInFlight) {
+            forget(slot);
+            s.state = State::kDraining;
+            ++draining_;
+            return true;
+        }
         if (logical_refs_[index(unit)] == 0) { eviction_.on_erase(slot); }
         empty(slot);
         return true;
     }
+
+    /// The transfer into a draining slot is over: the slot is free. Nothing happens to one that does not drain.
+    void reclaim(SlotId slot)
+    {
+        if (slots_[index(raw(slot))].state != State::kDraining) { return; }
+        slots_[index(raw(slot))].state = State::kFree;
+        --draining_;
+        --counts_.in_flight;
+        free_.push_back(slot);
+        recount();
+    }
+
+    /// Steps are counted: a guard holds for the rest of its step and the whole next one.
+    void begin_step(std::uint64_t serial) noexcept { step_ = serial; }
+    /// The slot's unit is expected to be read in the next step.
+    void guard(SlotId slot, std::uint64_t now)
+    {
+        Slot& s = slots_[index(raw(slot))];
+        s.guard = step_ + 1;
+        s.last_use = now;
+        if (s.state == State::kResident && logical_refs_[index(s.unit)] == 0) { eviction_.on_access(slot, now); }
+    }
+    /// The unit came by prefetch; `take_prefetched` says so once, when it is first of use.
+    void mark_prefetched(SlotId slot) noexcept { slots_[index(raw(slot))].prefetched = true; }
+    bool take_prefetched(SlotId slot) noexcept { return std::exchange(slots_[index(raw(slot))].prefetched, false); }
 
     void pin(SlotId slot, std::uint64_t now)
     {
@@ -137,7 +181,7 @@ public:
     {
         Slot& s = slots_[index(raw(slot))];
         detail::expects(s.pins > 0, "slot table: unpin of slot ", raw(slot), " which is not pinned");
-        if (--s.pins == 0) { --counts_.pinned; }
+        if (--s.pins == 0 && s.state == State::kResident) { --counts_.pinned; }
         recount();
     }
 
@@ -174,7 +218,7 @@ public:
             if (!free_.empty()) {
                 slot = free_.back();
                 free_.pop_back();
-            } else if (const auto victim = take_victim(); victim) {
+            } else if (const auto victim = take_victim(Victims::kAny); victim) {
                 slot = *victim;
             } else {
                 break;
@@ -203,23 +247,30 @@ public:
     void check() const;
 
 private:
-    enum class State : std::uint8_t { kFree, kInFlight, kResident };
+    enum class State : std::uint8_t { kFree, kInFlight, kDraining, kResident };
     struct Slot {
         std::int64_t unit = -1;
         std::uint64_t last_use = 0;
+        std::uint64_t guard = 0;    ///< last step in which the unit is expected to be read
+        std::uint64_t acquired = 0; ///< step in which the unit got the slot
         std::uint32_t generation = 0;
         std::int32_t pins = 0;
         State state = State::kFree;
+        bool prefetched = false;
     };
 
     static std::size_t index(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 
-    std::optional<SlotId> take_victim()
+    std::optional<SlotId> take_victim(Victims victims)
     {
-        const auto victim = eviction_.victim([this](SlotId slot) {
-            const Slot& s = slots_[index(raw(slot))];
-            return s.state == State::kResident && s.pins == 0 && logical_refs_[index(s.unit)] == 0;
-        });
+        const auto find = [this](bool guarded_too) {
+            return eviction_.victim([this, guarded_too](SlotId slot) {
+                const Slot& s = slots_[index(raw(slot))];
+                return s.state == State::kResident && s.pins == 0 && logical_refs_[index(s.unit)] == 0 && (guarded_too || s.guard < step_);
+            });
+        };
+        auto victim = find(false);
+        if (!victim && victims == Victims::kAny) { victim = find(true); }
         if (!victim) { return std::nullopt; }
         eviction_.on_erase(*victim);
         if (record_) { evicted_.push_back(slots_[index(raw(*victim))].unit); }
@@ -232,6 +283,7 @@ private:
         slot_of_[index(s.unit)] = 0;
         s.unit = -1;
         s.pins = 0;
+        s.prefetched = false;
         s.state = State::kFree;
         ++s.generation;
     }
@@ -258,6 +310,8 @@ private:
     std::vector<SlotId> retired_;
     std::vector<std::int64_t> evicted_;
     SlotCounts counts_;
+    std::int64_t draining_ = 0;
+    std::uint64_t step_ = 0;
     bool record_ = false;
 };
 
@@ -276,6 +330,10 @@ void SlotTable<Eviction>::check() const
         const Slot& s = slots_[i];
         if ((s.state == State::kFree) != (spare[i] != 0)) { throw Error(detail::text("slot table: slot ", i, " is neither free nor owned")); }
         if (s.state == State::kFree) { continue; }
+        if (s.state == State::kDraining) {
+            ++seen.in_flight;
+            continue;
+        }
         if (slot_of_[index(s.unit)] != static_cast<std::int32_t>(i) + 1) { throw Error(detail::text("slot table: unit ", s.unit, " does not know its slot ", i)); }
         if (s.state == State::kInFlight) {
             ++seen.in_flight;
