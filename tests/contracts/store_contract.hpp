@@ -13,11 +13,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <random>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -38,6 +40,10 @@ protected:
     static constexpr std::int32_t kBlocks = 16;
 
     static BlockId block(std::int32_t i) { return BlockId{i}; }
+    static std::uint32_t seed_of(std::int32_t b, LayerId l, std::int32_t s)
+    {
+        return static_cast<std::uint32_t>((b * kLayers + l) * kSets + s);
+    }
 
     bool write(BlockId id, LayerId layer, std::int32_t set, std::uint32_t seed)
     {
@@ -157,7 +163,62 @@ TYPED_TEST_P(StoreContract, AgreesWithAMapUnderRandomUse)
     EXPECT_EQ(this->store->bytes_used(), 0U);
 }
 
+/// Transfer threads read what is there while the driving thread reserves and releases, and executor threads write. Worth
+/// a run under a thread sanitizer.
+TYPED_TEST_P(StoreContract, ReadsBesideReservesWritesAndReleases)
+{
+    constexpr std::int32_t kSteady = 4; // blocks 0 to 3 are read all the time
+    for (std::int32_t b = 0; b < kSteady; ++b) {
+        ASSERT_TRUE(this->store->reserve(this->block(b)));
+        for (LayerId l = 0; l < this->kLayers; ++l) {
+            for (std::int32_t s = 0; s < this->kSets; ++s) {
+                ASSERT_TRUE(this->write(this->block(b), l, s, this->seed_of(b, l, s)));
+            }
+        }
+    }
+    std::atomic<bool> done{false};
+    std::atomic<int> wrong{0};
+    std::vector<std::jthread> readers;
+    for (std::uint32_t t = 0; t < 3; ++t) {
+        readers.emplace_back([&, t] {
+            std::mt19937 random(t);
+            do {
+                const auto b = static_cast<std::int32_t>(random() % kSteady);
+                const auto l = static_cast<LayerId>(random() % this->kLayers);
+                const auto s = static_cast<std::int32_t>(random() % this->kSets);
+                if (this->read(this->block(b), l, s) != this->pattern(this->seed_of(b, l, s))) { ++wrong; }
+            } while (!done.load());
+        });
+    }
+    // Blocks come and go beside them, with large ids too, so that tables grow.
+    for (std::int32_t round = 0; round < 40; ++round) {
+        const std::int32_t first = kSteady + round * 50;
+        for (std::int32_t b = first; b < first + 2; ++b) { ASSERT_TRUE(this->store->reserve(this->block(b))); }
+        {
+            std::vector<std::jthread> writers;
+            for (std::int32_t b = first; b < first + 2; ++b) {
+                writers.emplace_back([&, b] {
+                    for (LayerId l = 0; l < this->kLayers; ++l) {
+                        if (!this->write(this->block(b), l, b % this->kSets, this->seed_of(b, l, 0))) { ++wrong; }
+                    }
+                });
+            }
+        }
+        for (std::int32_t b = first; b < first + 2; ++b) {
+            for (LayerId l = 0; l < this->kLayers; ++l) {
+                if (this->read(this->block(b), l, b % this->kSets) != this->pattern(this->seed_of(b, l, 0))) { ++wrong; }
+            }
+            this->store->release(this->block(b));
+        }
+        ASSERT_LE(this->store->bytes_used(), this->store->capacity_bytes());
+    }
+    done = true;
+    readers.clear();
+    EXPECT_EQ(wrong.load(), 0);
+}
+
 REGISTER_TYPED_TEST_SUITE_P(StoreContract, GivesBackEveryUnit, KeepsTheLastWrite, DeliversNothingThatWasNotWritten,
-                            FullIsAValueAndReleasedRoomIsUsedAgain, AgreesWithAMapUnderRandomUse);
+                            FullIsAValueAndReleasedRoomIsUsedAgain, AgreesWithAMapUnderRandomUse,
+                            ReadsBesideReservesWritesAndReleases);
 
 } // namespace oasis::contracts
