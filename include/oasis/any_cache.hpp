@@ -8,6 +8,7 @@
 #include <oasis/core/telemetry.hpp>
 #include <oasis/cpu/attend_jobs.hpp>
 #include <oasis/cpu/executor.hpp>
+#include <oasis/tier/slow_tier.hpp>
 
 #include <functional>
 #include <memory>
@@ -86,8 +87,9 @@ protected:
     AnyKVCache& operator=(const AnyKVCache&) = delete;
 };
 
-/// Makes a CPU cache for `config` with the default policies. Throws `InvalidArgument` or `Unsupported` with the offending value.
-std::unique_ptr<AnyKVCache> make_cache(const CacheConfig& config, Callbacks callbacks = {});
+/// Makes a CPU cache for `config` with the default policies. Throws `InvalidArgument` or `Unsupported` with the offending value. `make_store` is asked
+/// once for the slow tier (tier/any_store.hpp: `erase_store`); without it that is RAM.
+std::unique_ptr<AnyKVCache> make_cache(const CacheConfig& config, Callbacks callbacks = {}, const StoreFactory& make_store = {});
 
 /// The same arithmetic as the constructor's, without allocating.
 Footprint footprint(const CacheConfig& config);
