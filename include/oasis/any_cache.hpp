@@ -57,6 +57,12 @@ public:
     virtual void request_remove(SequenceId) = 0;
     /// From any thread: what lookahead has planned for the sequence and not begun is given up when the driving thread next opens or commits a step.
     virtual void request_cancel(SequenceId) = 0;
+    /// Gives the sequence's fast memory back: what only fast memory holds (native blocks, the open group, summaries, the logical sets with their
+    /// stamps) goes to the slow tier. Nothing changes when that is full; `StoreError`, with nothing changed, when it fails. Until `resume` the
+    /// sequence can only be removed, and asked for `length` and `state`.
+    virtual PreemptResult preempt(SequenceId) = 0;
+    /// Goes on as if `preempt` had never been. Nothing changes when fast memory has no room, or, with `StoreError`, when the slow tier does not deliver.
+    virtual PreemptResult resume(SequenceId) = 0;
     virtual TokenIndex length(SequenceId) const = 0;
     /// Whether every block is still held by some tier; if not, truncate to `first_lost` and compute from there again.
     virtual SequenceState state(SequenceId) const = 0;

@@ -12,7 +12,7 @@
 #include <oasis/lookahead/lookahead_predictor.hpp>
 #include <oasis/pool/kv_pool.hpp>
 #include <oasis/score/selection.hpp>
-#include <oasis/tier/ram_store.hpp>
+#include <oasis/tier/any_store.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -40,7 +40,7 @@ struct DefaultPolicies {
     using Scorer = StockSummary;
     using Selection = TopKSelection;
     using Eviction = LruEviction;
-    using Store = RamStore;
+    using Store = AnyStore;
     using Lookahead = LookaheadPredictor;
     using Telemetry = NullTelemetry;
 };
@@ -52,6 +52,7 @@ struct PolicySet {
     typename Policies::Selection selection{};
     typename Policies::Eviction eviction{};
     std::unique_ptr<typename Policies::Store> store{};
+    StoreFactory store_factory{}; ///< without `store`, for `AnyStore`: makes the slow tier from the cache's sizes
     std::unique_ptr<typename Policies::Lookahead> lookahead{};
     std::unique_ptr<typename Policies::Telemetry> telemetry{};
 };
@@ -71,7 +72,7 @@ public:
     explicit KVCache(CacheConfig config, Callbacks callbacks = {}, PolicySet<Policies> policies = {})
         : config_(checked(std::move(config))), callbacks_(std::move(callbacks)), scorer_(make_scorer(config_, policies)),
           lookahead_(std::move(policies.lookahead)), telemetry_(std::move(policies.telemetry)),
-          pool_(PoolShape(config_, scorer_.layout()), std::move(policies.eviction), make_store(config_, scorer_.layout(), std::move(policies.store)))
+          pool_(PoolShape(config_, scorer_.layout()), std::move(policies.eviction), make_store(config_, scorer_.layout(), policies))
     {
         if (!lookahead_) { lookahead_ = make_lookahead(); }
         if (!telemetry_) { telemetry_ = std::make_unique<typename Policies::Telemetry>(); }
@@ -92,8 +93,14 @@ public:
     ForkResult fork(SequenceId id) override;
     void truncate(SequenceId id, TokenIndex length) override;
     RemoveResult remove(SequenceId id) override;
+    PreemptResult preempt(SequenceId id) override;
+    PreemptResult resume(SequenceId id) override;
     TokenIndex length(SequenceId id) const override { return expect(id, "length").length; }
-    SequenceState state(SequenceId id) const override { return {expect(id, "state").first_lost}; }
+    SequenceState state(SequenceId id) const override
+    {
+        const Sequence& sequence = expect(id, "state");
+        return {sequence.preempted.has_value(), sequence.first_lost};
+    }
     Step begin_step(Queue queue, std::span<const RowGroup> groups) override;
     void enqueue_attend(Queue queue, Step& step, LayerId layer, const AttendArgs& args) override;
     SelectedSlots enqueue_select(Queue queue, Step& step, LayerId layer, const AttendArgs& args) override;
@@ -187,14 +194,17 @@ private:
         return {*policies.scorer, config.summary, config.shape.head_dim, config.block_tokens};
     }
     static std::unique_ptr<typename Policies::Store> make_store(const CacheConfig& config, const SummaryLayout& layout,
-                                                                std::unique_ptr<typename Policies::Store> given)
+                                                                PolicySet<Policies>& policies)
     {
-        if (given) { return given; }
+        if (policies.store) { return std::move(policies.store); }
+        const PoolShape shape(config, layout);
+        const std::size_t all = std::size_t(shape.blocks) * shape.slow_block_bytes();
+        const StoreOptions options{shape.unit_bytes, config.shape.layers, shape.sets, config.slow_bytes ? config.slow_bytes : all};
+        if constexpr (std::constructible_from<typename Policies::Store, std::unique_ptr<SlowTier>>) {
+            if (policies.store_factory) { return std::make_unique<typename Policies::Store>(policies.store_factory(options)); }
+        }
         if constexpr (std::constructible_from<typename Policies::Store, const StoreOptions&>) {
-            const PoolShape shape(config, layout);
-            const std::size_t all = std::size_t(shape.blocks) * shape.slow_block_bytes();
-            return std::make_unique<typename Policies::Store>(
-                StoreOptions{shape.unit_bytes, config.shape.layers, shape.sets, config.slow_bytes ? config.slow_bytes : all});
+            return std::make_unique<typename Policies::Store>(options);
         } else {
             throw InvalidArgument("KVCache: PolicySet::store is empty and the Store policy cannot be made from StoreOptions");
         }
@@ -217,6 +227,12 @@ private:
         return *sequence;
     }
     const Sequence& expect(SequenceId id, const char* call) const { return const_cast<KVCache*>(this)->expect(id, call); }
+    Sequence& expect_active(SequenceId id, const char* call)
+    {
+        Sequence& sequence = expect(id, call);
+        detail::expects(!sequence.preempted, call, ": sequence ", raw(id), " is preempted; resume it first");
+        return sequence;
+    }
     void expect_no_step(const char* call) const
     {
         detail::expects(step_.serial == 0, call, ": step ", step_.serial, " is open; commit or destroy it first");

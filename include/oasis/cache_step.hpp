@@ -65,7 +65,7 @@ ForkResult KVCache<Backend, Element, Policies>::fork(SequenceId id)
             expect_no_step("fork");
             Sequence* child = nullptr;
             do {
-                result.full = pool_.try_fork(expect(id, "fork"), child);
+                result.full = pool_.try_fork(expect_active(id, "fork"), child);
             } while (result.full && waited_for_room());
             if (!result.full) {
                 result.id = child->id;
@@ -84,7 +84,7 @@ void KVCache<Backend, Element, Policies>::truncate(SequenceId id, TokenIndex len
     {
         const Entry entry(busy_, "truncate", &in_callback_);
         expect_no_step("truncate");
-        Sequence& sequence = expect(id, "truncate");
+        Sequence& sequence = expect_active(id, "truncate");
         detail::expects(length >= 0 && length <= sequence.length, "truncate: length ", length, " of sequence ", raw(id), " which has ", sequence.length, " tokens");
         if (length == sequence.length) { return; }
         Reopened reopened;
@@ -120,6 +120,46 @@ RemoveResult KVCache<Backend, Element, Policies>::remove(SequenceId id)
 }
 
 template <class Backend, KVElement Element, class Policies>
+PreemptResult KVCache<Backend, Element, Policies>::preempt(SequenceId id)
+{
+    PreemptResult result;
+    {
+        const Entry entry(busy_, "preempt", &in_callback_);
+        expect_no_step("preempt");
+        Sequence& sequence = expect_active(id, "preempt");
+        pipeline_->cancel(id, journal_);
+        do {
+            result.full = pool_.try_preempt(sequence);
+        } while (result.full && waited_for_room());
+        journal_.counters.preempted_sequences += !result.full;
+        publish();
+    }
+    deliver();
+    return result;
+}
+
+template <class Backend, KVElement Element, class Policies>
+PreemptResult KVCache<Backend, Element, Policies>::resume(SequenceId id)
+{
+    PreemptResult result;
+    for (;;) {
+        {
+            const Entry entry(busy_, "resume", &in_callback_);
+            expect_no_step("resume");
+            Sequence& sequence = expect(id, "resume");
+            detail::expects(sequence.preempted.has_value(), "resume: sequence ", raw(id), " is not preempted");
+            do {
+                result.full = pool_.try_resume(sequence);
+            } while (result.full && waited_for_room());
+            journal_.counters.resumed_sequences += !result.full;
+            publish();
+        }
+        deliver();
+        if (!result.full || !relieve(*result.full)) { return result; }
+    }
+}
+
+template <class Backend, KVElement Element, class Policies>
 std::size_t KVCache<Backend, Element, Policies>::resize_fast(std::size_t bytes)
 {
     std::size_t reached = 0;
@@ -152,6 +192,7 @@ void KVCache<Backend, Element, Policies>::check_groups(std::span<const RowGroup>
     for (std::size_t i = 0; i < groups.size(); ++i) {
         const RowGroup& g = groups[i];
         const Sequence& sequence = expect(g.sequence, "begin_step");
+        detail::expects(!sequence.preempted, "begin_step: sequence ", raw(g.sequence), " is preempted; resume it first");
         for (std::size_t k = 0; k < i; ++k) {
             detail::expects(groups[k].sequence != g.sequence, "begin_step: sequence ", raw(g.sequence), " is in groups ", k, " and ", i);
         }
@@ -440,6 +481,10 @@ void KVCache<Backend, Element, Policies>::publish()
     stats.summary_bytes = pool_.groups().native_bytes() + pool_.groups().coded_bytes();
     stats.slow_bytes = pool_.blocks().store().bytes_used();
     stats.slow_capacity = pool_.blocks().store().capacity_bytes();
+    if constexpr (requires { std::uint64_t{pool_.blocks().store().bytes_read()}; }) {
+        stats.slow_bytes_read = pool_.blocks().store().bytes_read();
+        stats.slow_bytes_written = pool_.blocks().store().bytes_written();
+    }
     stats.sequences = pool_.sequences();
     stats.blocks = pool_.blocks().live();
     const std::scoped_lock lock(stats_mutex_);

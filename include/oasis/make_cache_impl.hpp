@@ -15,31 +15,11 @@ namespace oasis {
 
 namespace detail {
 
-/// What a cache of the configuration asks of its slow tier.
-inline StoreOptions store_options(const CacheConfig& config)
-{
-    validate(config);
-    const StockSummary policy(config.summary.kind);
-    const BlockScorer<StockSummary> scorer(policy, config.summary, config.shape.head_dim, config.block_tokens);
-    const PoolShape shape(config, scorer.layout());
-    return {.unit_bytes = shape.unit_bytes,
-            .layers = config.shape.layers,
-            .sets = shape.sets,
-            .capacity_bytes = config.slow_bytes != 0 ? config.slow_bytes : std::size_t(shape.blocks) * shape.slow_block_bytes()};
-}
-
 template <KVElement Element>
 std::unique_ptr<AnyKVCache> make_cache_of(const CacheConfig& config, Callbacks callbacks, const StoreFactory& make_store)
 {
-    using Policies = DefaultPolicies<cpu::Backend, Element>;
-    PolicySet<Policies> policies;
-    if (make_store) {
-        if constexpr (std::constructible_from<typename Policies::Store, std::unique_ptr<SlowTier>>) {
-            policies.store = std::make_unique<typename Policies::Store>(make_store(store_options(config)));
-        } else {
-            throw Unsupported("make_cache: the default store policy takes no store from a factory");
-        }
-    }
+    PolicySet<DefaultPolicies<cpu::Backend, Element>> policies;
+    policies.store_factory = make_store;
     return std::make_unique<KVCache<cpu::Backend, Element>>(config, std::move(callbacks), std::move(policies));
 }
 

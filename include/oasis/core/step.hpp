@@ -63,8 +63,15 @@ struct ForkResult {
 
 /// Health of a sequence.
 struct SequenceState {
+    bool preempted = false;                 ///< out of fast memory
     std::optional<TokenIndex> first_lost{}; ///< lowest position whose K,V no tier holds any more
     bool lost() const noexcept { return first_lost.has_value(); }
+};
+
+/// Whether the sequence left fast memory, or the tier that was in the way: the slow one for `preempt`, the fast one for `resume`.
+struct PreemptResult {
+    std::optional<Full> full{};
+    explicit operator bool() const noexcept { return !full; }
 };
 
 enum class RemoveResult : std::uint8_t { kRemoved, kNotFound };

@@ -87,6 +87,8 @@ struct Stats {
     std::size_t summary_bytes = 0;
     std::size_t slow_bytes = 0;         ///< coded blocks in the slow tier
     std::size_t slow_capacity = 0;
+    std::uint64_t slow_bytes_read = 0;  ///< as the store counts them; 0 where it does not
+    std::uint64_t slow_bytes_written = 0;
     std::int64_t sequences = 0;
     std::int64_t blocks = 0;            ///< live blocks over all sequences, a shared one counted once
     StallStats stall{};

@@ -53,9 +53,9 @@ public:
     Block& operator[](BlockId id) noexcept { return blocks_[static_cast<std::size_t>(raw(id))]; }
     const Block& operator[](BlockId id) const noexcept { return blocks_[static_cast<std::size_t>(raw(id))]; }
 
-    /// A new block held once, with native storage, or nothing when the slow tier is full. `on_drop(block)` hears of a cached block that made room.
+    /// A new block held once, with native storage unless it is not wanted, or nothing when the slow tier is full. `on_drop(block)` hears of a cached block that made room.
     template <class OnDrop>
-    std::optional<BlockId> try_allocate(OnDrop&& on_drop)
+    std::optional<BlockId> try_allocate(OnDrop&& on_drop, bool native = true)
     {
         while (free_.empty() && !cached_.empty()) { drop_cached(cached_.front(), on_drop); }
         if (free_.empty()) { return std::nullopt; }
@@ -68,8 +68,10 @@ public:
         Block& block = (*this)[id];
         block = {};
         block.refs = 1;
-        block.native_refs = 1;
-        block.native = native_.take();
+        if (native) {
+            block.native_refs = 1;
+            block.native = native_.take();
+        }
         ++live_;
         return id;
     }
@@ -108,7 +110,9 @@ public:
     {
         Block& block = (*this)[id];
         detail::expects(block.native_refs > 0, "block pool: block ", raw(id), " has no native form to release");
-        if (--block.native_refs == 0) { native_.give(std::exchange(block.native, nullptr)); }
+        if (--block.native_refs > 0) { return; }
+        native_.give(std::exchange(block.native, nullptr));
+        if (!block.sealed) { index_.erase(id); } // whoever holds it has its bytes elsewhere: nobody else could read it
     }
     /// The block is to be written again by its only owner: its coded form is void.
     template <class OnDrop>

@@ -66,6 +66,8 @@ public:
     }
     const Sequence* find(SequenceId id) const noexcept { return const_cast<KVPool*>(this)->find(id); }
     std::int64_t sequences() const noexcept { return static_cast<std::int64_t>(sequences_.size()); }
+    /// Of those, in fast memory.
+    std::int64_t active() const noexcept { return sequences() - preempted_; }
     template <class F>
     void for_each_sequence(F&& f)
     {
@@ -78,7 +80,7 @@ public:
         const std::int32_t logical = shape_.most_blocks(options.logical_resident > 0 ? options.logical_resident : shape_.config.budgets.logical_resident);
         const std::int64_t dense_below = shape_.dense_below(options.dense_below);
         const std::int64_t reserve = shape_.reserved_slots(logical, dense_below);
-        if (sequences() >= shape_.config.limits.max_sequences) { return Full{Tier::kFast, fast_per_sequence(reserve), 0}; }
+        if (active() >= shape_.config.limits.max_sequences) { return Full{Tier::kFast, fast_per_sequence(reserve), 0}; }
         if (const auto full = make_room(1, reserve, 0, 0); full) { return full; }
         auto sequence = std::make_unique<Sequence>();
         sequence->id = SequenceId{next_sequence_++};
@@ -152,12 +154,24 @@ public:
     void drain_events(Journal& journal);
     void drain_evictions(Journal& journal);
 
+    /// Everything of the sequence that is in fast memory alone goes to the slow tier, and its place is given back: native blocks, summaries,
+    /// logical sets with their stamps. Nothing is changed when the slow tier has no room; throws `StoreError` when it fails, and then neither.
+    std::optional<Full> try_preempt(Sequence& sequence);
+    /// The sequence is as if it had never been preempted, or the tier that has no room for it. Throws `StoreError`, with nothing changed, when the
+    /// slow tier does not deliver.
+    std::optional<Full> try_resume(Sequence& sequence);
+
     bool remove(SequenceId id)
     {
         Sequence* sequence = find(id);
         if (!sequence) { return false; }
+        if (sequence->preempted) {
+            drop_saved(sequence->preempted->blocks);
+            --preempted_;
+        } else {
+            reserved_slots_ -= sequence->reserved_slots;
+        }
         shrink(*sequence, 0);
-        reserved_slots_ -= sequence->reserved_slots;
         sequences_.erase(raw(id));
         make_room(0, 0, 0, 0);
         return true;
@@ -234,7 +248,7 @@ private:
     /// Fast memory that is not slots: native windows (at least what live sequences may need) and coded summaries.
     std::size_t other_bytes(std::int64_t more_sequences, std::size_t more_native, std::size_t more_coded) const noexcept
     {
-        const std::size_t windows = std::size_t(sequences() + more_sequences) * shape_.window_bytes(groups_.native_bytes_per_group());
+        const std::size_t windows = std::size_t(active() + more_sequences) * shape_.window_bytes(groups_.native_bytes_per_group());
         return std::max(windows, blocks_.native().bytes_in_use() + groups_.native_bytes() + more_native) + groups_.coded_bytes() + more_coded;
     }
     /// Gives the slots what the rest leaves, evicting if need be; or says what is missing and changes nothing.
@@ -262,6 +276,22 @@ private:
     void expect_room_for_copy(const Sequence& sequence, TokenIndex length) const;
     void own_last_block(Sequence& sequence, Reopened& reopened);
     void own_last_group(Sequence& sequence, Reopened& reopened);
+    /// Calls `cell(bytes, size)` for every cell of native blocks and of groups that must be kept for `sequence`, in one order.
+    template <class Cell>
+    void for_each_cell(const Sequence& sequence, const Preempted& saved, Cell&& cell);
+    std::optional<Full> try_save(const std::vector<std::byte>& bytes, std::vector<BlockId>& blocks);
+    void restore(Sequence& sequence, const std::vector<std::byte>& bytes);
+    void index_block(Sequence& sequence, std::size_t j);
+    StorePiece saved_piece(const std::vector<BlockId>& blocks, std::size_t unit, std::byte* data) const noexcept
+    {
+        const auto units = std::size_t(shape_.units());
+        const auto at = static_cast<std::int32_t>(unit % units);
+        return {blocks[unit / units], at / shape_.sets, at % shape_.sets, data};
+    }
+    void drop_saved(const std::vector<BlockId>& blocks)
+    {
+        for (const BlockId block : blocks) { blocks_.release(block, [](BlockId) {}); }
+    }
 
     PoolShape shape_;
     SlotTable<Eviction> slots_;
@@ -270,6 +300,7 @@ private:
     std::unordered_map<std::int64_t, std::unique_ptr<Sequence>> sequences_;
     std::int64_t next_sequence_ = 0;
     std::int64_t reserved_slots_ = 0;
+    std::int64_t preempted_ = 0;
     bool record_ = false;
     std::vector<BlockId> dropped_;
     std::vector<BlockId> unsealed_;
@@ -279,3 +310,4 @@ private:
 
 #include <oasis/pool/kv_pool_check.hpp>
 #include <oasis/pool/kv_pool_growth.hpp>
+#include <oasis/pool/kv_pool_preempt.hpp>

@@ -17,7 +17,7 @@ void KVPool<Eviction, Store, Hasher>::check()
     check_groups();
     std::unordered_map<std::int64_t, std::int32_t> logical;
     for_each_sequence([&](const Sequence& s) {
-        for (std::int32_t unit = 0; unit < shape_.units(); ++unit) {
+        for (std::int32_t unit = 0; unit < s.logical.units(); ++unit) {
             std::int32_t count = 0;
             for (std::size_t j = 0; j < s.blocks.size(); ++j) {
                 const bool in = s.logical.contains(unit, static_cast<std::int32_t>(j));
@@ -47,10 +47,13 @@ void KVPool<Eviction, Store, Hasher>::check_blocks()
     std::vector<std::int32_t> refs(std::size_t(shape_.blocks));
     std::vector<std::int32_t> native(std::size_t(shape_.blocks));
     for_each_sequence([&](const Sequence& s) {
+        if (s.preempted) {
+            for (const BlockId block : s.preempted->blocks) { ++refs[std::size_t(raw(block))]; }
+        }
         for (std::size_t j = 0; j < s.blocks.size(); ++j) {
             ++refs[std::size_t(raw(s.blocks[j]))];
             native[std::size_t(raw(s.blocks[j]))] += static_cast<std::int32_t>(j) >= s.native_begin;
-            if (static_cast<std::int32_t>(j) < s.native_begin && !blocks_[s.blocks[j]].sealed) {
+            if (static_cast<std::int32_t>(j) < (s.preempted ? s.preempted->native_begin : s.native_begin) && !blocks_[s.blocks[j]].sealed) {
                 throw Error(detail::text("pool: sequence ", raw(s.id), " reads block ", j, " coded, but it is not sealed"));
             }
         }
@@ -83,10 +86,11 @@ void KVPool<Eviction, Store, Hasher>::check_groups()
             throw Error(detail::text("pool: sequence ", raw(s.id), " of ", s.length, " tokens has ", s.blocks.size(), " blocks and ", s.groups.size(), " groups"));
         }
         for (std::size_t g = 0; g < s.groups.size(); ++g) {
+            if (s.groups[g] == GroupId::kNone && s.preempted) { continue; }
             auto& [held, native] = seen[raw(s.groups[g])];
             ++held;
             native += static_cast<std::int32_t>(g) >= s.native_group_begin;
-            if (static_cast<std::int32_t>(g) < s.native_group_begin && shape_.summary.planes > 0 && !groups_[s.groups[g]].closed) {
+            if (static_cast<std::int32_t>(g) < (s.preempted ? s.preempted->native_group_begin : s.native_group_begin) && shape_.summary.planes > 0 && !groups_[s.groups[g]].closed) {
                 throw Error(detail::text("pool: sequence ", raw(s.id), " reads group ", g, " coded, but it is not closed"));
             }
         }

@@ -51,7 +51,7 @@ void KVPool<Eviction, Store, Hasher>::shrink(Sequence& sequence, TokenIndex toke
         const GroupId group = sequence.groups.back();
         if (static_cast<std::int32_t>(sequence.groups.size()) > sequence.native_group_begin) { groups_.release_native(group); }
         sequence.groups.pop_back();
-        groups_.release(group);
+        if (group != GroupId::kNone) { groups_.release(group); } // saved with a preempted sequence
     }
     sequence.native_begin = std::min(sequence.native_begin, keep);
     sequence.native_group_begin = std::min(sequence.native_group_begin, keep_groups);
@@ -289,10 +289,19 @@ void KVPool<Eviction, Store, Hasher>::index_blocks(Sequence& sequence)
     while ((sequence.keys.size() + 1) * block_tokens <= sequence.tokens.size()) {
         const std::size_t j = sequence.keys.size();
         const auto tokens = std::span<const TokenId>(sequence.tokens).subspan(j * block_tokens, block_tokens);
-        const Hash128 key = blocks_.index().key(j == 0 ? Hash128{} : sequence.keys.back(), tokens, sequence.salt);
-        sequence.keys.push_back(key);
-        blocks_.index().insert(key, j == 0 ? BlockId::kNone : sequence.blocks[j - 1], tokens, sequence.blocks[j], sequence.salt);
+        sequence.keys.push_back(blocks_.index().key(j == 0 ? Hash128{} : sequence.keys.back(), tokens, sequence.salt));
+        index_block(sequence, j);
     }
+}
+
+/// Makes block position `j`, whose key is known, findable.
+template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
+void KVPool<Eviction, Store, Hasher>::index_block(Sequence& sequence, std::size_t j)
+{
+    const auto block_tokens = std::size_t(shape_.config.block_tokens);
+    if (blocks_.index().contains(sequence.blocks[j])) { return; }
+    const auto tokens = std::span<const TokenId>(sequence.tokens).subspan(j * block_tokens, block_tokens);
+    blocks_.index().insert(sequence.keys[j], j == 0 ? BlockId::kNone : sequence.blocks[j - 1], tokens, sequence.blocks[j], sequence.salt);
 }
 
 template <EvictionPolicy Eviction, SlowStore Store, class Hasher>

@@ -116,6 +116,36 @@ public:
         }
     }
 
+    /// Everything about the sets, to make them again: 8 bytes a member.
+    void save(std::vector<std::int32_t>& out) const
+    {
+        for (std::int32_t unit = 0; unit < units(); ++unit) {
+            const Unit& u = units_[std::size_t(unit)];
+            out.push_back(u.count);
+            out.push_back(u.lowest);
+            out.push_back(u.filled);
+            for (std::int32_t block = 0; block < u.highest; ++block) {
+                if (const std::int32_t s = stamp(unit, block); s != 0) { out.insert(out.end(), {block, s}); }
+            }
+        }
+    }
+    /// What `save` wrote, into sets that are empty. Returns how much of `in` it took.
+    template <class Changed>
+    std::size_t restore(std::span<const std::int32_t> in, Changed&& changed)
+    {
+        std::size_t at = 0;
+        for (std::int32_t unit = 0; unit < units(); ++unit) {
+            const std::int32_t count = in[at];
+            const std::int32_t lowest = in[at + 1];
+            const bool filled = in[at + 2] != 0;
+            at += 3;
+            for (std::int32_t i = 0; i < count; ++i, at += 2) { set(unit, in[at], in[at + 1], changed); }
+            units_[std::size_t(unit)].lowest = lowest;
+            units_[std::size_t(unit)].filled = filled;
+        }
+        return at;
+    }
+
 private:
     struct Unit {
         std::int32_t count = 0;

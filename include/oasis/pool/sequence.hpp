@@ -16,6 +16,21 @@ namespace oasis {
 /// Names one summary group (64 sub-blocks) of a pool.
 enum class GroupId : std::int32_t { kNone = -1 };
 
+/// Where a preempted sequence's fast memory went.
+struct Preempted {
+    struct Group {
+        bool freed = false;                 ///< nobody else held it
+        bool closed = false;
+        BlockId last_block = BlockId::kNone;
+    };
+    std::vector<BlockId> blocks;            ///< places in the slow tier
+    std::vector<Group> groups;              ///< by position
+    std::size_t bytes = 0;
+    std::size_t logical_words = 0;          ///< of the bytes, at their begin: the logical sets
+    std::int32_t native_begin = 0;
+    std::int32_t native_group_begin = 0;
+};
+
 struct Sequence {
     SequenceId id = SequenceId::kNone;
     TokenIndex length = 0;                  ///< committed tokens
@@ -30,6 +45,7 @@ struct Sequence {
     std::uint64_t salt = 0;
     std::vector<TokenId> tokens;            ///< ids of the committed tokens, as far as the engine gave them without a gap
     std::vector<Hash128> keys;              ///< chained hash of each whole block of `tokens`
+    std::optional<Preempted> preempted;     ///< out of fast memory: it can be resumed or removed
     std::optional<TokenIndex> first_lost;   ///< lowest position whose K,V no tier holds any more
 };
 
