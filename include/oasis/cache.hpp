@@ -62,7 +62,7 @@ template <class Backend = cpu::Backend, KVElement Element = float, class Policie
 class KVCache final : public AnyKVCache, private detail::StepOwner {
     static_assert(check_summary<typename Policies::Scorer>() && check_selection<typename Policies::Selection>() &&
                   check_eviction<typename Policies::Eviction>() && check_store<typename Policies::Store>() &&
-                  check_lookahead<typename Policies::Lookahead>() && check_telemetry<typename Policies::Telemetry>());
+                  check_lookahead<typename Policies::Lookahead>() && check_telemetry<typename Policies::Telemetry>() && check_miss<Policies>());
 
 public:
     using Pipeline = typename Backend::template Pipeline<Policies>;
@@ -175,6 +175,7 @@ private:
 
     static CacheConfig checked(CacheConfig config)
     {
+        if constexpr (requires { Policies::kMiss; }) { config.miss = Policies::kMiss; }
         validate(config);
         detail::expects(config.dtype == dtype_of<Element>::value, "KVCache: config.dtype is ", name(config.dtype), ", the cache's element type is ",
                         name(dtype_of<Element>::value));

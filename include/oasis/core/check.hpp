@@ -5,6 +5,7 @@
 #pragma once
 
 #include <oasis/concepts.hpp>
+#include <oasis/core/options.hpp>
 
 namespace oasis {
 namespace detail {
@@ -96,6 +97,17 @@ template <class S> consteval bool check_store()
             { s.capacity_bytes() } -> std::convertible_to<std::size_t>;
         }, "SlowStore: needs `capacity_bytes() const`.");
     return SlowStore<S>;
+}
+
+/// A policy set may fix what happens on a miss: `static constexpr MissPolicy kMiss`.
+template <class Policies> consteval bool check_miss()
+{
+    if constexpr (requires { Policies::kMiss; }) {
+        static_assert(Policies::kMiss != MissPolicy::kBounded || requires { requires Policies::Scorer::kUpperBound; },
+                      "kMiss is kBounded: the Scorer policy must be an upper bound, and say so by `static constexpr bool kUpperBound = "
+                      "true` (MinMaxSummary does).");
+    }
+    return true;
 }
 
 template <class L> consteval bool check_lookahead()

@@ -123,4 +123,16 @@ private:
     SummaryKind kind_;
 };
 
+/// Min/max alone: a summary that is known to be an upper bound when the program is compiled, as `MissPolicy::kBounded` in a policy set asks.
+class MinMaxSummary : public StockSummary {
+public:
+    static constexpr bool kUpperBound = true;
+
+    explicit MinMaxSummary(SummaryKind kind = SummaryKind::kMinMax) : StockSummary(kind)
+    {
+        detail::expects(kind == SummaryKind::kMinMax, "MinMaxSummary: summary.kind is ", int(kind), "; it must be kMinMax (",
+                        int(SummaryKind::kMinMax), ").");
+    }
+};
+
 } // namespace oasis
