@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -50,7 +51,7 @@ struct Transfer {
 
 /// Wanted transfers go first, others in the order they were pushed; with two threads or more one takes wanted ones alone, so that demand never
 /// waits for a thread that is busy with a guess. One thread pushes, cancels and takes; a slot has one transfer at a time. Nothing is allocated
-/// but by `resize`. Threads do not survive a `fork` of the process: in the child `push` throws `Error`, and the destructor leaves them alone.
+/// but by `resize`. Threads do not survive a `fork` of the process: in the child calls throw `Error`, and the destructor leaves them alone.
 class TransferQueue {
 public:
     /// `read(transfer)` copies and says whether the store delivered; called from several threads.
@@ -91,10 +92,7 @@ public:
     void push(std::span<const Transfer> transfers)
     {
         if (transfers.empty()) { return; }
-        if (::getpid() != owner_) {
-            throw Error(detail::text("TransferQueue::push: the threads were made in process ", owner_, " and do not exist in the forked process ", ::getpid()));
-        }
-        State& state = *state_;
+        State& state = here("push");
         {
             const std::scoped_lock lock(state.mutex);
             for (const Transfer& t : transfers) {
@@ -146,7 +144,7 @@ public:
     template <class Unwanted, class Cancelled>
     std::int64_t cancel(Unwanted&& unwanted, Cancelled&& cancelled, std::int64_t most = INT64_MAX)
     {
-        State& state = *state_;
+        State& state = here("cancel");
         const std::scoped_lock lock(state.mutex);
         std::int64_t count = 0;
         for (const List list : {kGuess, kWanted}) {
@@ -168,7 +166,7 @@ public:
     /// Appends what is done since the last call.
     void take(std::vector<Transfer>& out)
     {
-        State& state = *state_;
+        State& state = here("take");
         const std::scoped_lock lock(state.mutex);
         while (state.head[kDone] >= 0) {
             const auto i = std::size_t(state.head[kDone]);
@@ -180,7 +178,7 @@ public:
     /// Blocks until something is done that was not taken, or `until`. False at once when nothing is outstanding, and when the time is over.
     bool wait(std::optional<Transfer::Clock::time_point> until = std::nullopt)
     {
-        State& state = *state_;
+        State& state = here("wait");
         std::unique_lock lock(state.mutex);
         const auto ready = [&] { return state.head[kDone] >= 0 || state.outstanding == 0; };
         if (!until) {
@@ -276,6 +274,15 @@ private:
             }
         }
     };
+
+    /// A forked process has neither the threads nor, perhaps, a mutex that anybody will unlock.
+    State& here(const char* call)
+    {
+        if (::getpid() != owner_) {
+            throw Error(detail::text("TransferQueue::", call, ": the threads were made in process ", owner_, " and do not exist in the forked process ", ::getpid()));
+        }
+        return *state_;
+    }
 
     ::pid_t owner_;
     std::unique_ptr<State> state_;
