@@ -36,12 +36,6 @@ public:
         seen.emplace_back(must.begin(), must.end());
         if (seen.size() > kStaleRows) { seen.erase(seen.begin()); }
     }
-    void observe_row(SequenceId sequence, LayerId layer, std::int32_t set, std::span<const std::int32_t> must,
-                     bool lookahead)
-    {
-        observe_row(sequence, layer, set, 0, must, lookahead);
-    }
-
     std::size_t predict(SequenceId sequence, LayerId layer, std::int32_t set, std::span<std::int32_t> out)
     {
         const auto found = seen_.find({raw(sequence), layer, set});

@@ -45,6 +45,7 @@ std::unique_ptr<AnyKVCache> cache_with(int predictor, const CacheConfig& c)
     case 2: return std::make_unique<KVCache<cpu::Backend, float, WrongPolicies<Wrong::kStale>>>(c);
     case 3: return std::make_unique<KVCache<cpu::Backend, float, WrongPolicies<Wrong::kForeign>>>(c);
     case 4: return std::make_unique<KVCache<cpu::Backend, float, WrongPolicies<Wrong::kDuplicates>>>(c);
+    case 5: return std::make_unique<KVCache<cpu::Backend, float, WrongPolicies<Wrong::kNeighbour>>>(c);
     default: return make_cache(c);
     }
 }
@@ -57,7 +58,7 @@ Outputs disturbed(CacheConfig c, std::uint32_t seed)
     c.prefetch_cap = std::int32_t(below(4)) * c.block_tokens;
     const Footprint f = footprint(c);
     if (below(4) > 0) { c.fast_bytes = f.landing_bytes + 3 * f.fast_bytes_per_sequence + (2000 + below(2000)) * f.summary_bytes_per_token; }
-    const auto cache = cache_with(int(below(6)), c);
+    const auto cache = cache_with(int(below(7)), c);
     Engine engine(*cache, 1 + below(4));
     std::vector<SequenceId> ids;
     const std::uint32_t neighbours = below(3);

@@ -40,7 +40,6 @@ struct NoLookahead {
                      bool) const noexcept
     {
     }
-    void observe_row(SequenceId, LayerId, std::int32_t, std::span<const std::int32_t>, bool) const noexcept {}
     std::size_t predict(SequenceId, LayerId, std::int32_t, std::span<std::int32_t>) const noexcept { return 0; }
     void accepted(SequenceId, std::int32_t) const noexcept {}
     void copy(SequenceId, SequenceId) const noexcept {}
@@ -90,18 +89,6 @@ public:
         head.count[std::size_t(row)] = static_cast<std::int32_t>(count);
         head.last_row = row;
         (lookahead ? head.lookahead_rows : head.verify_rows) |= 1U << row;
-    }
-
-    /// The same for a caller that does not number its rows: each verify row counts as the step's only one.
-    void observe_row(SequenceId sequence, LayerId layer, std::int32_t set, std::span<const std::int32_t> must,
-                     bool lookahead)
-    {
-        std::int32_t row = 0;
-        if (const auto found = memories_.find(raw(sequence)); lookahead && found != memories_.end()) {
-            const Head& head = found->second.heads[index(layer, set)];
-            row = head.step == found->second.step ? std::min(head.last_row + 1, kStepRows - 1) : 0;
-        }
-        observe_row(sequence, layer, set, row, must, lookahead);
     }
 
     /// Writes at most `out.size()` block positions, without repeats, and returns their number. Within a step: what the
