@@ -23,7 +23,8 @@ using namespace oasis;
 constexpr std::int32_t kLayers = 8;
 
 /// A store that is full and was written.
-template <class Store> std::unique_ptr<Store> filled(std::unique_ptr<Store> store, std::size_t unit, std::int32_t blocks)
+template <class Store>
+std::unique_ptr<Store> filled(std::unique_ptr<Store> store, std::size_t unit, std::int32_t blocks)
 {
     std::vector<std::byte> bytes(unit, std::byte{1});
     for (std::int32_t b = 0; b < blocks; ++b) {
@@ -40,14 +41,17 @@ StoreOptions shape(std::size_t unit, std::int32_t blocks)
 }
 
 /// Pieces of random blocks, by all threads of the benchmark. The first has made the store when the loop begins.
-template <class Store> void pieces(benchmark::State& state, const std::unique_ptr<Store>& store, std::size_t unit, std::int32_t blocks, bool write)
+template <class Store>
+void pieces(benchmark::State& state, const std::unique_ptr<Store>& store, std::size_t unit, std::int32_t blocks,
+            bool write)
 {
     std::vector<std::byte> bytes(unit, std::byte{2});
     std::mt19937 random(static_cast<unsigned>(state.thread_index()));
     // Threads keep to their own layers: no unit is written by two.
     const LayerId mine = state.thread_index() % kLayers;
     for (auto _ : state) {
-        const StorePiece piece{BlockId{static_cast<std::int32_t>(random() % std::uint32_t(blocks))}, mine, 0, bytes.data()};
+        const StorePiece piece{BlockId{static_cast<std::int32_t>(random() % std::uint32_t(blocks))}, mine, 0,
+                               bytes.data()};
         const bool done = write ? store->write(piece) : store->read(piece);
         if (!done) { state.SkipWithError("the store failed"); }
     }
@@ -66,8 +70,8 @@ void BM_Ram(benchmark::State& state, bool write)
 BENCHMARK_CAPTURE(BM_Ram, read, false)->Arg(1)->Arg(256)->Threads(1)->Threads(2)->UseRealTime();
 BENCHMARK_CAPTURE(BM_Ram, write, true)->Arg(1)->Arg(256)->Threads(1)->Threads(2)->UseRealTime();
 
-/// args: rate in MB/s, latency in us, bytes of a piece. Four threads share the link; the time is that of all of them, so
-/// that the bytes per second are what crossed it.
+/// args: rate in MB/s, latency in us, bytes of a piece. Four threads share the link; the time is that of all of them,
+/// so that the bytes per second are what crossed it.
 void BM_Throttled(benchmark::State& state)
 {
     const auto unit = static_cast<std::size_t>(state.range(2));
@@ -97,8 +101,10 @@ void BM_File(benchmark::State& state, DirectIo direct_io)
     const auto blocks = static_cast<std::int32_t>((std::size_t{16} << 20) / unit / kLayers);
     if (state.thread_index() == 0) {
         const char* folder = std::getenv("OASIS_BENCH_DIR");
-        store = filled(std::make_unique<FileStore>(shape(unit, blocks), FileStoreOptions{.path = folder ? folder : "/tmp", .direct_io = direct_io}),
-                       unit, blocks);
+        store =
+            filled(std::make_unique<FileStore>(
+                       shape(unit, blocks), FileStoreOptions{.path = folder ? folder : "/tmp", .direct_io = direct_io}),
+                   unit, blocks);
         state.SetLabel(store->direct() ? "direct" : store->note());
     }
     pieces(state, store, unit, blocks, false);

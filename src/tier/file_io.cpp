@@ -15,13 +15,13 @@ namespace oasis::detail {
 namespace {
 
 struct FreeAligned {
-    void operator()(std::byte* p) const noexcept { ::operator delete(p, std::align_val_t{kPage}); }
+    void operator()(std::byte* p) const noexcept { ::operator delete (p, std::align_val_t{kPage}); }
 };
 using AlignedBytes = std::unique_ptr<std::byte, FreeAligned>;
 
 AlignedBytes aligned_bytes(std::size_t bytes) noexcept
 {
-    return AlignedBytes(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{kPage}, std::nothrow)));
+    return AlignedBytes(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kPage}, std::nothrow)));
 }
 
 /// `call(done)` transfers from byte `done` on, as pread and pwrite do.
@@ -33,7 +33,9 @@ template <class Call> std::string transfer(const char* what, std::size_t bytes, 
             if (errno == EINTR) { continue; }
             return errno_text(errno);
         }
-        if (n == 0) { return std::string(what) + " after " + std::to_string(done) + " of " + std::to_string(bytes) + " bytes"; }
+        if (n == 0) {
+            return std::string(what) + " after " + std::to_string(done) + " of " + std::to_string(bytes) + " bytes";
+        }
         done += static_cast<std::size_t>(n);
     }
     return {};
@@ -91,7 +93,9 @@ std::string try_direct(int file)
         std::memset(page.get() + kPage, 0, kPage);
         wrong = write_all(file, page.get(), kPage, 0);
         if (wrong.empty()) { wrong = read_all(file, page.get() + kPage, kPage, 0); }
-        if (wrong.empty() && std::memcmp(page.get(), page.get() + kPage, kPage) != 0) { wrong = "other bytes came back"; }
+        if (wrong.empty() && std::memcmp(page.get(), page.get() + kPage, kPage) != 0) {
+            wrong = "other bytes came back";
+        }
         if (::ftruncate(file, 0) != 0 && wrong.empty()) { wrong = errno_text(errno); }
     }
     if (wrong.empty()) { return {}; }

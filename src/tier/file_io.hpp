@@ -14,10 +14,7 @@ namespace oasis::detail {
 
 inline constexpr std::size_t kPage = 4096; ///< what direct I/O is aligned to: memory, offset and length
 
-inline std::size_t round_up(std::size_t bytes, std::size_t to) noexcept
-{
-    return (bytes + to - 1) / to * to;
-}
+inline std::size_t round_up(std::size_t bytes, std::size_t to) noexcept { return (bytes + to - 1) / to * to; }
 
 /// "ENOSPC (No space left on device)".
 std::string errno_text(int error);

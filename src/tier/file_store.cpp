@@ -80,7 +80,7 @@ private:
     bool grow(BlockId block);
     bool failed(const char* operation, const StorePiece& piece, std::uint64_t offset, const std::string& why);
 
-    std::size_t units_ = 0;      ///< of one block
+    std::size_t units_ = 0;       ///< of one block
     std::size_t unit_stride_ = 0; ///< with padding
     std::size_t max_places_ = 0;
     pid_t owner_ = ::getpid();
@@ -103,8 +103,9 @@ FileStore::Impl::Impl(const StoreOptions& store, const FileStoreOptions& file) :
     detail::expects(store.sets >= 1, "FileStore: sets is ", store.sets, "; it must be at least 1.");
     detail::expects(!file.path.empty(), "FileStore: path is empty.");
     units_ = std::size_t(store.layers) * std::size_t(store.sets);
-    detail::expects(store.unit_bytes <= std::size_t(std::numeric_limits<std::int64_t>::max()) / 2 / units_ - detail::kPage,
-                    "FileStore: unit_bytes ", store.unit_bytes, " x layers ", store.layers, " x sets ", store.sets, " overflows.");
+    detail::expects(
+        store.unit_bytes <= std::size_t(std::numeric_limits<std::int64_t>::max()) / 2 / units_ - detail::kPage,
+        "FileStore: unit_bytes ", store.unit_bytes, " x layers ", store.layers, " x sets ", store.sets, " overflows.");
     block_bytes_ = units_ * store.unit_bytes;
 
     const detail::NewFile made = detail::open_unlinked(file.path);
@@ -127,10 +128,11 @@ FileStore::Impl::Impl(const StoreOptions& store, const FileStoreOptions& file) :
     max_places_ = std::min(max_places_, limit / (unit_stride_ * units_));
 }
 
-bool FileStore::Impl::failed(const char* operation, const StorePiece& piece, std::uint64_t offset, const std::string& why)
+bool FileStore::Impl::failed(const char* operation, const StorePiece& piece, std::uint64_t offset,
+                             const std::string& why)
 {
-    std::string text = detail::text("FileStore: ", operation, " of block ", raw(piece.block), " layer ", piece.layer, " set ",
-                                    piece.set, " at offset ", offset, " of ", path_, ": ", why);
+    std::string text = detail::text("FileStore: ", operation, " of block ", raw(piece.block), " layer ", piece.layer,
+                                    " set ", piece.set, " at offset ", offset, " of ", path_, ": ", why);
     const std::scoped_lock lock(error_mutex_);
     error_ = std::move(text);
     return false;
@@ -141,7 +143,8 @@ void FileStore::Impl::check(const char* operation, const StorePiece& piece) cons
     detail::expects(piece.layer >= 0 && piece.layer < options_.layers && piece.set >= 0 && piece.set < options_.sets,
                     "FileStore::", operation, ": block ", raw(piece.block), " layer ", piece.layer, " set ", piece.set,
                     " is outside ", options_.layers, " layers x ", options_.sets, " sets.");
-    detail::expects(piece.data != nullptr, "FileStore::", operation, ": block ", raw(piece.block), " comes with no memory.");
+    detail::expects(piece.data != nullptr, "FileStore::", operation, ": block ", raw(piece.block),
+                    " comes with no memory.");
 }
 
 FileStore::Impl::Unit FileStore::Impl::locate(const StorePiece& piece) const
@@ -220,7 +223,8 @@ bool FileStore::Impl::write(const StorePiece& piece)
     if (unit.sum == nullptr) { return false; }
     unit.sum->store(0, std::memory_order_relaxed);
     const std::byte* from = piece.data;
-    if (direct_ && (unit_stride_ != options_.unit_bytes || reinterpret_cast<std::uintptr_t>(from) % detail::kPage != 0)) {
+    if (direct_ &&
+        (unit_stride_ != options_.unit_bytes || reinterpret_cast<std::uintptr_t>(from) % detail::kPage != 0)) {
         std::byte* bounce = detail::bounce_buffer(unit_stride_);
         if (bounce == nullptr) { return failed("write", piece, unit.offset, "ENOMEM (no aligned buffer)"); }
         std::memcpy(bounce, piece.data, options_.unit_bytes);
@@ -259,19 +263,31 @@ bool FileStore::Impl::read(const StorePiece& piece)
     return true;
 }
 
-FileStore::FileStore(const StoreOptions& store, const FileStoreOptions& file) : impl_(std::make_unique<Impl>(store, file)) {}
+FileStore::FileStore(const StoreOptions& store, const FileStoreOptions& file)
+    : impl_(std::make_unique<Impl>(store, file))
+{
+}
 FileStore::~FileStore() = default;
 
 bool FileStore::reserve(BlockId block) { return impl_->reserve(block); }
 void FileStore::release(BlockId block) { impl_->release(block); }
 bool FileStore::write(const StorePiece& piece) { return impl_->write(piece); }
 bool FileStore::read(const StorePiece& piece) { return impl_->read(piece); }
-std::size_t FileStore::bytes_used() const noexcept { return impl_->live_.load(std::memory_order_relaxed) * impl_->block_bytes_; }
+std::size_t FileStore::bytes_used() const noexcept
+{
+    return impl_->live_.load(std::memory_order_relaxed) * impl_->block_bytes_;
+}
 std::size_t FileStore::capacity_bytes() const noexcept { return impl_->options_.capacity_bytes; }
 std::size_t FileStore::file_bytes() const noexcept { return impl_->file_bytes_.load(std::memory_order_relaxed); }
 std::uint64_t FileStore::bytes_read() const noexcept { return impl_->bytes_read_.load(std::memory_order_relaxed); }
-std::uint64_t FileStore::bytes_written() const noexcept { return impl_->bytes_written_.load(std::memory_order_relaxed); }
-std::uint64_t FileStore::corrupt_units() const noexcept { return impl_->corrupt_units_.load(std::memory_order_relaxed); }
+std::uint64_t FileStore::bytes_written() const noexcept
+{
+    return impl_->bytes_written_.load(std::memory_order_relaxed);
+}
+std::uint64_t FileStore::corrupt_units() const noexcept
+{
+    return impl_->corrupt_units_.load(std::memory_order_relaxed);
+}
 bool FileStore::direct() const noexcept { return impl_->direct_; }
 const std::string& FileStore::note() const noexcept { return impl_->note_; }
 const std::string& FileStore::path() const noexcept { return impl_->path_; }

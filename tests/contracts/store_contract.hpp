@@ -163,8 +163,8 @@ TYPED_TEST_P(StoreContract, AgreesWithAMapUnderRandomUse)
     EXPECT_EQ(this->store->bytes_used(), 0U);
 }
 
-/// Transfer threads read what is there while the driving thread reserves and releases, and executor threads write. Worth
-/// a run under a thread sanitizer.
+/// Transfer threads read what is there while the driving thread reserves and releases, and executor threads write.
+/// Worth a run under a thread sanitizer.
 TYPED_TEST_P(StoreContract, ReadsBesideReservesWritesAndReleases)
 {
     constexpr std::int32_t kSteady = 4; // blocks 0 to 3 are read all the time
@@ -206,7 +206,8 @@ TYPED_TEST_P(StoreContract, ReadsBesideReservesWritesAndReleases)
         }
         for (std::int32_t b = first; b < first + 2; ++b) {
             for (LayerId l = 0; l < this->kLayers; ++l) {
-                if (this->read(this->block(b), l, b % this->kSets) != this->pattern(this->seed_of(b, l, 0))) { ++wrong; }
+                const auto expected = this->pattern(this->seed_of(b, l, 0));
+                if (this->read(this->block(b), l, b % this->kSets) != expected) { ++wrong; }
             }
             this->store->release(this->block(b));
         }

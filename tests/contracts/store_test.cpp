@@ -38,9 +38,8 @@ template <> struct StoreFactory<ThrottledStore<RamStore>> {
     static std::unique_ptr<ThrottledStore<RamStore>> make(const StoreOptions& options)
     {
         return std::make_unique<ThrottledStore<RamStore>>(
-            options, ThrottleOptions{.bytes_per_second = 2e9,
-                                     .latency = std::chrono::microseconds(1),
-                                     .throttle_writes = true});
+            options,
+            ThrottleOptions{.bytes_per_second = 2e9, .latency = std::chrono::microseconds(1), .throttle_writes = true});
     }
 };
 

@@ -70,14 +70,16 @@ TEST(SlowTier, ErrorsNameThePart)
     EXPECT_THAT(refused("throttle"), HasSubstr("expected ram"));
     EXPECT_THAT(refused("throttle:"), HasSubstr("rate ''"));
     EXPECT_THAT(refused("throttle:fast"), HasSubstr("rate 'fast'"));
-    EXPECT_THAT(refused("throttle:2GB"), HasSubstr("rate '2GB' is not a number with one of the units GBps, MBps, kBps, Bps"));
+    EXPECT_THAT(refused("throttle:2GB"),
+                HasSubstr("rate '2GB' is not a number with one of the units GBps, MBps, kBps, Bps"));
     EXPECT_THAT(refused("throttle:2GBps "), HasSubstr("rate '2GBps '"));
     EXPECT_THAT(refused("throttle:2KBps"), HasSubstr("rate '2KBps'"));
     EXPECT_THAT(refused("throttle:nanGBps"), HasSubstr("rate 'nanGBps'"));
     EXPECT_THAT(refused("throttle:0GBps"), HasSubstr("rate '0GBps' must be at least 1Bps"));
     EXPECT_THAT(refused("throttle:-2GBps,1us"), HasSubstr("rate '-2GBps' must be"));
     EXPECT_THAT(refused("throttle:2GBps,"), HasSubstr("latency ''"));
-    EXPECT_THAT(refused("throttle:2GBps,20"), HasSubstr("latency '20' is not a number with one of the units ms, us, ns"));
+    EXPECT_THAT(refused("throttle:2GBps,20"),
+                HasSubstr("latency '20' is not a number with one of the units ms, us, ns"));
     EXPECT_THAT(refused("throttle:2GBps,20us,3"), HasSubstr("latency '20us,3'"));
     EXPECT_THAT(refused("throttle:2GBps,-1us"), HasSubstr("latency '-1us' must be"));
     EXPECT_THAT(refused("throttle:2GBps,61000ms"), HasSubstr("latency '61000ms' must be"));
@@ -100,7 +102,8 @@ TEST(SlowTier, FactoriesMakeTheTierTheyName)
         EXPECT_EQ(tier->capacity_bytes(), 4000U) << text;
     }
     // 1 MB per second is felt.
-    const auto slow = parse_slow_tier("throttle:1MBps,5ms").factory()({.unit_bytes = 10'000, .layers = 1, .sets = 1, .capacity_bytes = 10'000});
+    const auto slow = parse_slow_tier("throttle:1MBps,5ms")
+                          .factory()({.unit_bytes = 10'000, .layers = 1, .sets = 1, .capacity_bytes = 10'000});
     std::vector<std::byte> bytes(10'000);
     ASSERT_TRUE(slow->reserve(oasis::BlockId{0}));
     ASSERT_TRUE(slow->write({oasis::BlockId{0}, 0, 0, bytes.data()}));

@@ -80,13 +80,11 @@ public:
     }
     std::size_t bytes_used() const { return inner_->bytes_used(); }
     std::size_t capacity_bytes() const { return inner_->capacity_bytes(); }
-    std::uint64_t bytes_read() const
-        requires requires(const Inner& i) { i.bytes_read(); }
+    std::uint64_t bytes_read() const requires requires(const Inner& i) { i.bytes_read(); }
     {
         return std::as_const(*inner_).bytes_read();
     }
-    std::uint64_t bytes_written() const
-        requires requires(const Inner& i) { i.bytes_written(); }
+    std::uint64_t bytes_written() const requires requires(const Inner& i) { i.bytes_written(); }
     {
         return std::as_const(*inner_).bytes_written();
     }

@@ -35,7 +35,8 @@ std::unique_ptr<SlowTier> throttled(const StoreOptions& options)
 
 std::unique_ptr<SlowTier> in_a_file(const StoreOptions& options)
 {
-    return erase_store(std::make_unique<FileStore>(options, FileStoreOptions{.path = std::filesystem::temp_directory_path().string()}));
+    return erase_store(std::make_unique<FileStore>(
+        options, FileStoreOptions{.path = std::filesystem::temp_directory_path().string()}));
 }
 
 TEST(CacheStore, TheSlowTierChangesNoBit)
@@ -69,7 +70,8 @@ TEST(CacheStore, TheConfiguredCapacityReachesTheFactory)
     EXPECT_EQ(capacity, c.slow_bytes);
     EXPECT_THROW(make_cache(c, {}, [](const StoreOptions&) { return std::unique_ptr<SlowTier>(); }), InvalidArgument);
     c.shape.layers = 0;
-    EXPECT_THROW(make_cache(c, {}, throttled), InvalidArgument) << "a bad configuration is refused before the factory is asked";
+    EXPECT_THROW(make_cache(c, {}, throttled), InvalidArgument)
+        << "a bad configuration is refused before the factory is asked";
 }
 
 TEST(CacheStore, PolicySetTakesAnErasedStore)

@@ -48,7 +48,8 @@ protected:
 
     std::unique_ptr<FileStore> make(const StoreOptions& options = kShape) const
     {
-        return std::make_unique<FileStore>(options, FileStoreOptions{.path = folder_.string(), .direct_io = GetParam()});
+        return std::make_unique<FileStore>(options,
+                                           FileStoreOptions{.path = folder_.string(), .direct_io = GetParam()});
     }
     static std::vector<std::byte> bytes_of(int seed, std::size_t n = kUnit)
     {
@@ -92,9 +93,8 @@ protected:
     fs::path folder_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Io, FileStoreTest, testing::Values(DirectIo::kAuto, DirectIo::kOff), [](const auto& p) {
-    return p.param == DirectIo::kAuto ? "Auto" : "Buffered";
-});
+INSTANTIATE_TEST_SUITE_P(Io, FileStoreTest, testing::Values(DirectIo::kAuto, DirectIo::kOff),
+                         [](const auto& p) { return p.param == DirectIo::kAuto ? "Auto" : "Buffered"; });
 
 /// For as long as it lives no file of the process grows beyond `bytes`.
 class FileSizeLimit {
@@ -155,9 +155,11 @@ TEST_P(FileStoreTest, AnExistingFileIsNotTouched)
 
 TEST_P(FileStoreTest, SizesThatFillPagesAndMemoryThatIsAligned)
 {
-    for (const std::size_t unit : {std::size_t{1}, std::size_t{4095}, std::size_t{4096}, std::size_t{8192}, std::size_t{1} << 20}) {
+    for (const std::size_t unit :
+         {std::size_t{1}, std::size_t{4095}, std::size_t{4096}, std::size_t{8192}, std::size_t{1} << 20}) {
         const auto store = make({.unit_bytes = unit, .layers = 2, .sets = 1, .capacity_bytes = unit * 2 * 3});
-        const std::unique_ptr<std::byte, decltype(&std::free)> aligned(static_cast<std::byte*>(std::aligned_alloc(4096, (unit + 8191) / 4096 * 4096)), &std::free);
+        const std::unique_ptr<std::byte, decltype(&std::free)> aligned(
+            static_cast<std::byte*>(std::aligned_alloc(4096, (unit + 8191) / 4096 * 4096)), &std::free);
         for (std::int32_t b = 0; b < 3; ++b) {
             ASSERT_TRUE(store->reserve(BlockId{b}));
             for (const std::size_t shift : {std::size_t{0}, std::size_t{1}}) {
@@ -169,7 +171,8 @@ TEST_P(FileStoreTest, SizesThatFillPagesAndMemoryThatIsAligned)
         EXPECT_FALSE(store->reserve(BlockId{3}));
         for (std::int32_t b = 0; b < 3; ++b) {
             for (const std::size_t shift : {std::size_t{0}, std::size_t{1}}) {
-                ASSERT_TRUE(store->read({BlockId{b}, LayerId(shift), 0, aligned.get() + (1 - shift)})) << store->last_error();
+                ASSERT_TRUE(store->read({BlockId{b}, LayerId(shift), 0, aligned.get() + (1 - shift)}))
+                    << store->last_error();
                 const auto bytes = bytes_of(b * 2 + int(shift), unit);
                 EXPECT_EQ(std::memcmp(aligned.get() + (1 - shift), bytes.data(), unit), 0) << unit;
             }

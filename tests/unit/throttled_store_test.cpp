@@ -26,10 +26,7 @@ constexpr double kLeast = 0.02; // how fast instrumented code is, is not the poi
 constexpr double kLeast = 0.9;
 #endif
 
-double seconds_since(Clock::time_point start)
-{
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 StoreOptions one_block(std::size_t unit)
 {

@@ -28,8 +28,7 @@ constexpr std::array time_units = {Unit{"ms", 1e6}, Unit{"us", 1e3}, Unit{"ns", 
 double parse_quantity(std::string_view text, std::span<const Unit> units, std::string_view whole, std::string_view what)
 {
     double value = 0.0;
-    const auto [end, error] =
-        std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
     if (error == std::errc{} && std::isfinite(value)) {
         const std::string_view unit = text.substr(static_cast<std::size_t>(end - text.data()));
         for (const auto& [name, size] : units) {
@@ -38,7 +37,8 @@ double parse_quantity(std::string_view text, std::span<const Unit> units, std::s
     }
     std::string known;
     for (const auto& [name, size] : units) { known += (known.empty() ? "" : ", ") + std::string(name); }
-    throw UsageError(fmt::format("--slow '{}': {} '{}' is not a number with one of the units {}", whole, what, text, known));
+    throw UsageError(
+        fmt::format("--slow '{}': {} '{}' is not a number with one of the units {}", whole, what, text, known));
 }
 
 /// In the largest unit in which the number is at least 1.
@@ -108,10 +108,12 @@ oasis::StoreFactory SlowTierSpec::factory() const
         };
     case Kind::kFile:
         return [where = path](const oasis::StoreOptions& store) {
-            return oasis::erase_store(std::make_unique<oasis::FileStore>(store, oasis::FileStoreOptions{.path = where}));
+            return oasis::erase_store(
+                std::make_unique<oasis::FileStore>(store, oasis::FileStoreOptions{.path = where}));
         };
     }
-    return [](const oasis::StoreOptions& store) { return oasis::erase_store(std::make_unique<oasis::RamStore>(store)); };
+    return
+        [](const oasis::StoreOptions& store) { return oasis::erase_store(std::make_unique<oasis::RamStore>(store)); };
 }
 
 } // namespace oasis_decode

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A slow tier in a file, by positional reads and writes. Part of the compiled library (`OasisKV::oasis`, POSIX systems).
+// A slow tier in a file, by positional reads and writes. Part of the compiled library (`OasisKV::oasis`, POSIX
+// systems).
 #pragma once
 
 #include <oasis/core/check.hpp>
@@ -22,19 +23,20 @@ enum class DirectIo : std::uint8_t {
 struct FileStoreOptions {
     std::string path; ///< a folder, in which a file of a new name is made, or a file that does not exist
     DirectIo direct_io = DirectIo::kAuto;
-    std::size_t max_file_bytes = 0; ///< the file's size, padding included, stays at or below it; 0: what the capacity takes
+    std::size_t max_file_bytes =
+        0; ///< the file's size, padding included, stays at or below it; 0: what the capacity takes
 };
 
-/// The file is made for its owner alone (mode 0600, never over a file that is there) and its name is removed at once: the
-/// space is free again when the process ends, however it ends. Room for blocks is allocated as they are reserved, so that
-/// a full disk is a refused `reserve`; it is used again after a `release` and given back with the store.
+/// The file is made for its owner alone (mode 0600, never over a file that is there) and its name is removed at once:
+/// the space is free again when the process ends, however it ends. Room for blocks is allocated as they are reserved,
+/// so that a full disk is a refused `reserve`; it is used again after a `release` and given back with the store.
 ///
-/// A unit takes whole pages of 4 KiB in direct mode, `unit_bytes` otherwise. Its checksum stays in memory and is verified
-/// on every read: bytes that changed, a short file and a failed system call are a `read` that returns false, with the
-/// reason in `last_error()`. A write that failed leaves the unit unwritten.
+/// A unit takes whole pages of 4 KiB in direct mode, `unit_bytes` otherwise. Its checksum stays in memory and is
+/// verified on every read: bytes that changed, a short file and a failed system call are a `read` that returns false,
+/// with the reason in `last_error()`. A write that failed leaves the unit unwritten.
 ///
-/// Threads: every call may run beside every other; the tables are locked only to look places up, never during a transfer.
-/// A read that overlaps a write or the release of its own unit fails or delivers one of the two contents.
+/// Threads: every call may run beside every other; the tables are locked only to look places up, never during a
+/// transfer. A read that overlaps a write or the release of its own unit fails or delivers one of the two contents.
 ///
 /// After a `fork` the child's copy of the store refuses every call and its destructor leaves the parent's file alone.
 class FileStore {

@@ -213,7 +213,7 @@ private:
     std::vector<Chunk> chunks_;
     std::vector<std::int32_t> free_;
     std::vector<std::int32_t> place_of_; ///< by block id
-    detail::StripedLock lock_; ///< readers look places up and copy, writers change the tables
+    detail::StripedLock lock_;           ///< readers look places up and copy, writers change the tables
     std::array<Counts, detail::StripedLock::kStripes> counts_{};
 };
 

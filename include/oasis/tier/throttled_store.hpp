@@ -27,20 +27,22 @@ struct ThrottleOptions {
 /// late. A read that the inner store refuses has taken the link's time all the same. `bytes_read` and `bytes_written`
 /// count what was delivered and stored, in here. Threads: as the inner store.
 ///
-/// Precision: no piece is early; a piece or a run of pieces is late by what the system takes to wake a thread, 50 to 100
-/// us on a virtual machine. The rate holds all the same, for pieces of any size.
+/// Precision: no piece is early; a piece or a run of pieces is late by what the system takes to wake a thread, 50 to
+/// 100 us on a virtual machine. The rate holds all the same, for pieces of any size.
 template <SlowStore Inner = RamStore> class ThrottledStore {
 public:
     ThrottledStore(std::unique_ptr<Inner> inner, std::size_t unit_bytes, const ThrottleOptions& options)
-        : inner_(std::move(inner)), unit_bytes_(unit_bytes), throttle_writes_(options.throttle_writes),
+        : inner_(std::move(inner)),
+          unit_bytes_(unit_bytes),
+          throttle_writes_(options.throttle_writes),
           link_(options.bytes_per_second, options.latency)
     {
         detail::expects(inner_ != nullptr, "ThrottledStore: the inner store is null.");
         detail::expects(unit_bytes >= 1, "ThrottledStore: unit_bytes is 0.");
     }
     /// Makes the inner store from the same options.
-    ThrottledStore(const StoreOptions& store, const ThrottleOptions& options)
-        requires std::constructible_from<Inner, const StoreOptions&>
+    ThrottledStore(const StoreOptions& store,
+                   const ThrottleOptions& options) requires std::constructible_from<Inner, const StoreOptions&>
         : ThrottledStore(std::make_unique<Inner>(store), store.unit_bytes, options)
     {
     }
