@@ -86,6 +86,55 @@ TEST(Acceptance, RecordsAreFoundWithinAQuarterOfTheContext)
     EXPECT_LT(sparse["resident_at_use"], 1.0);
 }
 
+TEST(Acceptance, DraftsAreAcceptedOnAnswersAndChangeNothing)
+{
+    auto arguments = eval_arguments("kv_dense:2048:2,json:2048:1,list:2048:1,vartrack:2048:1,multikey:2048:1");
+    arguments.insert(arguments.end(),
+                     {"--sweep", "draft=none,lookup,mtp,oracle", "--draft-floor", "0", "--draft-tokens", "4"});
+    const Json report = report_of(arguments);
+    ASSERT_FALSE(report.is_null());
+    ASSERT_EQ(report["configurations"].size(), 4U);
+    const Json& none = report["configurations"][0];
+    EXPECT_TRUE(none["tokens_per_verification"].is_null());
+    for (const Json& entry : report["configurations"]) {
+        SCOPED_TRACE(entry["options"]["draft"].dump());
+        EXPECT_EQ(entry["kl"], none["kl"]);
+        EXPECT_EQ(entry["top1"], none["top1"]);
+        EXPECT_EQ(entry["exact"], none["exact"]);
+        EXPECT_EQ(entry["answer_tokens"], none["answer_tokens"]);
+    }
+    const Json& lookup = report["configurations"][1];
+    EXPECT_GT(lookup["tokens_per_verification"], 1.2);
+    const Json& mtp = report["configurations"][2];
+    EXPECT_GE(mtp["tokens_per_verification"], 3.0);
+    ASSERT_EQ(mtp["draft_acceptance"].size(), 4U);
+    EXPECT_GE(mtp["draft_acceptance"][0], 0.9);
+    const Json& oracle = report["configurations"][3];
+    EXPECT_GE(oracle["tokens_per_verification"], mtp["tokens_per_verification"]);
+    EXPECT_EQ(oracle["draft_acceptance"], (std::vector<double>{1, 1, 1, 1}));
+}
+
+TEST(Acceptance, ChatAnswersTakeTwoTokensAStep)
+{
+    if (!long_tests()) { GTEST_SKIP() << "set OASIS_LONG_TESTS=1 for twenty answers"; }
+    if (smollm2_path().empty()) { GTEST_SKIP() << "SmolLM2-135M-Instruct.Q4_1.gguf is not in $OASIS_TEST_MODEL_DIR"; }
+    std::ifstream questions(data_dir() / "chat-questions.txt");
+    double tokens = 0;
+    double verifications = 0;
+    int count = 0;
+    for (std::string question; std::getline(questions, question); ++count) {
+        const Json report = report_of({"run", smollm2_path().string(), "--chat", "--prompt", question, "--max-tokens",
+                                       "200", "--dense-column", "off", "--draft",
+                                       "mtp:" + (data_dir() / "smollm2-135m" / "mtp.safetensors").string()});
+        ASSERT_FALSE(report.is_null());
+        const Json& entry = report["configurations"][0];
+        verifications += entry["verifications"].get<double>();
+        tokens += entry["verifications"].get<double>() * entry["tokens_per_verification"].get<double>();
+    }
+    EXPECT_EQ(count, 20);
+    EXPECT_GE(tokens / verifications, 2.0);
+}
+
 TEST(Acceptance, CoarseSummariesMissRecords)
 {
     const Json report = report_of(with_minmax(eval_arguments("kv_dense:4096:2,json:4096:2")));

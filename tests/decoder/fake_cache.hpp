@@ -25,13 +25,9 @@ public:
     const oasis::CacheConfig& config() const noexcept override { return config_; }
     oasis::CreateResult create(const oasis::SequenceOptions&) override { return {.id = oasis::SequenceId{1}}; }
     oasis::ForkResult fork(oasis::SequenceId) override { throw oasis::Unsupported("FakeCache::fork"); }
-    void truncate(oasis::SequenceId, oasis::TokenIndex) override { throw oasis::Unsupported("FakeCache::truncate"); }
+    void truncate(oasis::SequenceId, oasis::TokenIndex length) override { length_ = length; }
     oasis::RemoveResult remove(oasis::SequenceId) override { return oasis::RemoveResult::kRemoved; }
     void request_remove(oasis::SequenceId) override {}
-    void request_cancel(oasis::SequenceId) override {}
-    oasis::PreemptResult preempt(oasis::SequenceId) override { return {}; }
-    oasis::PreemptResult resume(oasis::SequenceId) override { return {}; }
-    std::vector<oasis::LayerStats> layer_stats() const override { return {}; }
     oasis::SelectedSlots enqueue_select(oasis::Queue, oasis::Step&, oasis::LayerId, const oasis::AttendArgs&) override
     {
         throw oasis::Unsupported("FakeCache::enqueue_select");

@@ -148,6 +148,36 @@ TEST(Kernels, SwigluAgreesWithDouble)
     EXPECT_TRUE(std::isnan(out));
 }
 
+TEST(Kernels, SumOfExponentialsAgreesWithDouble)
+{
+    for (const std::size_t width : {1U, 15U, 16U, 4099U}) {
+        std::vector<float> x = random_values(width, 5);
+        for (float& value : x) { value *= 8; }
+        const float top = *std::max_element(x.begin(), x.end());
+        double exact = 0;
+        for (const float value : x) { exact += std::exp(static_cast<double>(value) - static_cast<double>(top)); }
+        EXPECT_NEAR(sum_exp(x, top), exact, 2e-6 * exact) << width;
+    }
+}
+
+TEST(Kernels, AProductOfTheFirstOutputsIsTheWholeOnesBeginning)
+{
+    oasis::ThreadPool threads(2);
+    const Matrix w = coded_matrix(StorageType::kQ8_0, 300, 256);
+    for (const std::int64_t rows : {1, 3, 8, 20}) {
+        Multiplier multiply(threads, 256);
+        const auto x = random_values(static_cast<std::size_t>(rows * 256), 2);
+        std::vector<float> all(static_cast<std::size_t>(rows * 300)), some(static_cast<std::size_t>(rows * 70));
+        multiply({.rows = rows, .w = &w, .x = x.data(), .y = all.data()});
+        multiply({.rows = rows, .w = &w, .x = x.data(), .y = some.data(), .outputs = 70});
+        for (std::int64_t r = 0; r < rows; ++r) {
+            for (std::int64_t o = 0; o < 70; ++o) {
+                EXPECT_EQ(some[static_cast<std::size_t>(r * 70 + o)], all[static_cast<std::size_t>(r * 300 + o)]);
+            }
+        }
+    }
+}
+
 TEST(Kernels, RmsNormAgreesWithDouble)
 {
     oasis::ThreadPool threads(2);

@@ -5,6 +5,7 @@
 #include "app/random.hpp"
 #include "app/report.hpp"
 #include "app/setup.hpp"
+#include "app/tasks.hpp"
 #include "app/terminal.hpp"
 #include "fake_cache.hpp"
 
@@ -163,6 +164,66 @@ TEST_F(Program, RunWithinTheBudgetAgreesWithDense)
         const Json entry = report()["configurations"][0];
         EXPECT_EQ(entry["tokens_as_dense"], entry["written_tokens"].get<int>() - 1);
     }
+}
+
+TEST_F(Program, DraftsChangeNoTextAndAreReported)
+{
+    const std::vector<std::string> base{
+        "run", kModel,     "--file", path("text.txt"),  "--tokens", "300",    "--max-tokens",  "24", "--sink",
+        "16",  "--recent", "64",     "--attend-budget", "128",      "--json", path("out.json")};
+    std::string text;
+    for (const char* draft : {"none", "lookup", "mtp"}) {
+        std::vector<std::string> arguments = base;
+        arguments.insert(arguments.end(), {"--draft", draft});
+        const Result r = call(arguments);
+        ASSERT_EQ(r.code, 0) << r.err;
+        EXPECT_THAT(r.out, HasSubstr("tokens per verification"));
+        EXPECT_THAT(r.out, HasSubstr("drafts accepted"));
+        EXPECT_THAT(r.out, HasSubstr("needed tokens already in fast memory"));
+        const Json report = this->report();
+        const Json& entry = report["configurations"][0];
+        EXPECT_EQ(report["options"]["draft"], draft);
+        EXPECT_EQ(entry["written_tokens"], 24);
+        if (draft == std::string("none")) {
+            text = report["text"];
+            EXPECT_TRUE(entry["tokens_per_verification"].is_null());
+            EXPECT_EQ(entry["draft_acceptance"].size(), 0U);
+        } else {
+            EXPECT_EQ(report["text"], text);
+            EXPECT_GT(entry["tokens_per_verification"], 1.0);
+            EXPECT_GT(entry["drafted_tokens"], 0);
+            EXPECT_GT(entry["draft_acceptance"][0], 0.0);
+        }
+    }
+}
+
+TEST_F(Program, AnEndMarkInsideAcceptedDraftsEndsTheText)
+{
+    const auto task = generate_task("multikey", 1024, 1, 0, [](std::string_view text) { return text.size() / 2; });
+    std::ofstream(folder_ / "task.txt") << task.prompt;
+    std::vector<Json> reports;
+    for (const char* draft : {"none", "mtp"}) {
+        const Result r = call({"run", kModel, "--file", path("task.txt"), "--max-tokens", "60", "--draft", draft,
+                               "--draft-tokens", "7", "--dense-column", "off", "--json", path("out.json")});
+        ASSERT_EQ(r.code, 0) << r.err;
+        reports.push_back(report());
+    }
+    EXPECT_EQ(reports[0]["configurations"][0]["ended"], true);
+    EXPECT_EQ(reports[1]["configurations"][0]["ended"], true);
+    EXPECT_EQ(reports[0]["text"], reports[1]["text"]);
+    EXPECT_LT(reports[1]["configurations"][0]["written_tokens"], 60);
+    EXPECT_EQ(reports[0]["configurations"][0]["written_tokens"], reports[1]["configurations"][0]["written_tokens"]);
+}
+
+TEST_F(Program, ADraftHeadThatIsNotThereIsNamedBeforeThePromptIsRead)
+{
+    const Result r = call({"run", kModel, "--prompt", "x", "--draft", "mtp:" + path("absent.safetensors")});
+    EXPECT_EQ(r.code, 1);
+    EXPECT_EQ(r.out, "");
+    EXPECT_THAT(r.err, HasSubstr("absent.safetensors"));
+    const Result plan = call({"run", kModel, "--prompt", "x", "--draft", "mtp", "--dry-run"});
+    EXPECT_EQ(plan.code, 0) << plan.err;
+    EXPECT_THAT(plan.out, HasSubstr("with the draft head"));
 }
 
 TEST_F(Program, FailuresAreOneLineAndExitCodeOne)

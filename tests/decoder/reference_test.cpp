@@ -2,7 +2,7 @@
 //
 // The whole library under two real models: logits and greedy ids of the cache against stored float32 references, and
 // the sparse path that reads every block against the dense one.
-#include "app/session.hpp"
+#include "app/decoding.hpp"
 #include "app/settings.hpp"
 #include "decoder/reference.hpp"
 

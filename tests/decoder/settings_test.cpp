@@ -86,6 +86,43 @@ TEST(Settings, Sizes)
     EXPECT_THROW(set(s, "fast-bytes", "0"), UsageError);
 }
 
+TEST(Settings, DraftsAndLookahead)
+{
+    Settings s;
+    EXPECT_EQ(s.resolved_draft_tokens(), 0);
+    EXPECT_EQ(config(s).prefetch_cap, 0) << "without drafts nothing is brought in ahead";
+    EXPECT_EQ(config(s).lookahead, oasis::LookaheadSource::kRows);
+    set(s, "draft", "lookup");
+    EXPECT_EQ(s.draft, DraftSource::kLookup);
+    EXPECT_EQ(s.resolved_draft_tokens(), 4);
+    EXPECT_EQ(config(s).prefetch_cap, 256);
+    set(s, "lookahead", "none");
+    EXPECT_EQ(config(s).prefetch_cap, 0);
+    EXPECT_EQ(config(s).lookahead, oasis::LookaheadSource::kNone);
+    set(s, "cap", "64");
+    EXPECT_EQ(config(s).prefetch_cap, 64);
+    set(s, "draft", "none");
+    set(s, "draft-tokens", "7");
+    EXPECT_EQ(s.resolved_draft_tokens(), 0) << "nobody drafts them";
+    set(s, "draft", "mtp:heads/one.safetensors");
+    EXPECT_EQ(s.draft, DraftSource::kMtp);
+    EXPECT_EQ(s.draft_file, "heads/one.safetensors");
+    EXPECT_EQ(s.resolved_draft_tokens(), 7);
+    set(s, "draft", "mtp");
+    EXPECT_EQ(s.draft_file, "") << "the file of before is not kept";
+    EXPECT_DOUBLE_EQ(s.resolved_draft_floor(), 0.05);
+    set(s, "draft-floor", "0.5");
+    EXPECT_DOUBLE_EQ(s.resolved_draft_floor(), 0.5);
+    Settings same;
+    set(same, "lookahead", "same");
+    EXPECT_EQ(config(same).prefetch_cap, 256);
+    for (const char* bad : {"", "mtp:", "magic", "lookup:x"}) { EXPECT_THROW(set(s, "draft", bad), UsageError) << bad; }
+    for (const char* bad : {"8", "-1", "x"}) { EXPECT_THROW(set(s, "draft-tokens", bad), UsageError) << bad; }
+    for (const char* bad : {"1.5", "-0.1", "x", "", "nan"}) {
+        EXPECT_THROW(set(s, "draft-floor", bad), UsageError) << bad;
+    }
+}
+
 TEST(Settings, EverySettingRoundTripsThroughItsText)
 {
     for (const SettingInfo& info : setting_infos()) {
@@ -165,6 +202,10 @@ TEST(CommandLine, UsageErrorsNameTheValue)
     EXPECT_THAT(refused({"run", "m", "--prompt", ""}), HasSubstr("empty prompt"));
     EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--nonsense"}), HasSubstr("nonsense"));
     EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--dense-column", "maybe"}), HasSubstr("maybe"));
+    EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--draft", "oracle"}), HasSubstr("oracle"));
+    EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--draft", "magic"}), HasSubstr("magic"));
+    EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--draft-tokens", "8"}), HasSubstr("'8'"));
+    EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--cap", "7"}), HasSubstr("7"));
     EXPECT_THAT(refused({"eval", "m"}), HasSubstr("--tasks"));
     EXPECT_THAT(refused({"eval", "m", "--tasks", "a", "--generate", "list"}), HasSubstr("--generate"));
     EXPECT_THAT(refused({"eval", "m", "--generate", "poetry"}), HasSubstr("poetry"));

@@ -25,6 +25,8 @@ Examples
       write an answer, then compare the sparse cache with a dense one
   oasis-decode run MODEL --file book.txt --prompt "Who opens the door?" --attend-budget 512
       the same after a long text, reading 512 tokens of it per step
+  oasis-decode run MODEL --chat --prompt "Why is the sky blue?" --draft mtp
+      the same answer, several tokens a step: the model's draft head guesses, the model verifies
   oasis-decode compare MODEL --file book.txt --sweep attend_budget=512,1024,2048
       how far sparse decoding strays from dense decoding, for three budgets
   oasis-decode eval MODEL --generate all:4096:2
@@ -67,7 +69,7 @@ void add_measure(CLI::App& app, Command& command)
         ->type_name("NAME=V,V")
         ->expected(1)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    app.add_option("--rows", command.rows, "tokens per step, 1 to 8")
+    app.add_option("--rows", command.rows, "tokens per step without drafts, 1 to 8")
         ->check(CLI::Range(1, static_cast<int>(oasis::kMaxVerifyRows)))
         ->type_name("N");
     app.add_option_function<std::string>(
@@ -152,6 +154,8 @@ void check(const Command& command)
         need(!command.prompt.empty() || !command.file.empty(),
              "run needs a text: give --prompt TEXT or --file FILE (an empty prompt cannot be continued)");
         need(!command.chat || !command.prompt.empty(), "--chat needs --prompt TEXT");
+        need(command.settings.draft != DraftSource::kOracle,
+             "--draft oracle needs a text that is known: compare and eval have one, run has none");
     }
     if (command.verb == Verb::kEval) {
         const int sources = int{!command.tasks.empty()} + int{!command.items.empty()} + int{!command.generate.empty()};

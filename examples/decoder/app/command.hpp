@@ -23,7 +23,7 @@ struct Command {
     Settings settings{};
     std::vector<Sweep> sweeps{};
     std::int32_t threads = 0;                  ///< 0: one per processor
-    std::int32_t rows = oasis::kMaxVerifyRows; ///< verify rows of a step when the tokens are known
+    std::int32_t rows = oasis::kMaxVerifyRows; ///< verify rows of a step when the tokens are known and none are drafted
     std::optional<bool> measure_mass{};        ///< default: compare yes, else no
     std::filesystem::path json{};
     bool dry_run = false;

@@ -44,12 +44,13 @@ struct Reference {
     Usage usage;
 };
 
-Reference run_dense(Engine& engine, const Command& command, const std::vector<oasis::TokenId>& ids)
+/// `hidden`: the width of the residuals that are kept of the prompt, for draft heads; 0: none.
+Reference run_dense(Engine& engine, const Command& command, const std::vector<oasis::TokenId>& ids, std::int32_t hidden)
 {
     const auto context = static_cast<std::int64_t>(ids.size());
     const std::span<const oasis::TokenId> all(ids);
     const std::size_t prefix = ids.size() - static_cast<std::size_t>(command.last);
-    Reference out{KvStore(engine.config().shape(), static_cast<std::int64_t>(prefix)),
+    Reference out{KvStore(engine.config().shape(), static_cast<std::int64_t>(prefix), hidden),
                   {all.begin() + static_cast<std::ptrdiff_t>(prefix), all.end()},
                   {},
                   {}};
@@ -69,11 +70,11 @@ struct Outcome {
     Usage usage;
 };
 
-Outcome run_sparse(Engine& engine, const SparseCache& cache, const Command& command, const Reference& reference,
-                   Progress& progress)
+Outcome run_sparse(Engine& engine, const SparseCache& cache, const Command& command, Drafting drafting,
+                   const Reference& reference, Progress& progress)
 {
     Outcome out;
-    Session session(engine, cache.config, cache.decode_fast_bytes);
+    Session session(engine, cache.config, cache.decode_fast_bytes, std::move(drafting));
     session.ingest(reference.prompt);
     out.usage =
         decode_forced(session, reference.rows, command.rows, [&](std::size_t row, std::span<const float> logits) {
@@ -96,7 +97,9 @@ std::vector<std::string> table_row(const Settings& s, const Outcome& o)
             number(o.usage.captured_mass, 3),
             number(o.usage.attended_tokens, 0),
             number(o.usage.fetched_tokens, 1),
-            percent(o.usage.resident_at_use)};
+            percent(o.usage.resident_at_use),
+            s.draft == DraftSource::kNone ? "-" : word(s.draft),
+            number(o.usage.drafts.tokens_per_verification(), 2)};
 }
 
 Report to_report(const Settings& settings, const Outcome& outcome, std::size_t fast_capacity)
@@ -127,10 +130,10 @@ void compare(const Command& command, const CacheMaker& maker)
     Report report = new_report("compare", command, *engine);
     report["options"]["tokens"] = ids.size();
     Table table({"summary", "block", "attend", "fetch", "ppl ratio", "KL", "top-1", "captured", "attended", "fetched",
-                 "resident"});
+                 "resident", "draft", "tokens/step"});
     double dense_perplexity = 0;
     try {
-        const Reference reference = run_dense(*engine, command, ids);
+        const Reference reference = run_dense(*engine, command, ids, residual_width(settings, engine->config()));
         Report dense = Report::object();
         add_usage(dense, reference.usage);
         report["dense"] = std::move(dense);
@@ -139,7 +142,8 @@ void compare(const Command& command, const CacheMaker& maker)
             progress.note(short_name(s));
             const SparseCache cache =
                 sparse_cache(command, s, maker, engine->config().shape(), static_cast<std::int64_t>(ids.size()));
-            const Outcome outcome = run_sparse(*engine, cache, command, reference, progress);
+            Drafting drafting = make_drafting(*engine, s, command.model, static_cast<std::int64_t>(ids.size()), ids);
+            const Outcome outcome = run_sparse(*engine, cache, command, std::move(drafting), reference, progress);
             dense_perplexity = outcome.rows.dense_perplexity();
             table.add(table_row(s, outcome));
             report["configurations"].push_back(to_report(s, outcome, cache.fast_bytes()));

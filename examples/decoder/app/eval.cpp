@@ -46,6 +46,7 @@ struct Score {
     double seconds = 0;
     std::size_t fast_bytes = 0;
     std::size_t slow_bytes = 0;
+    DraftStats drafts{};
 
     Tally total() const
     {
@@ -66,6 +67,7 @@ struct Score {
         seconds += usage.seconds;
         fast_bytes = std::max(fast_bytes, usage.fast_bytes);
         slow_bytes = std::max(slow_bytes, usage.slow_bytes);
+        drafts.add(usage.drafts);
     }
 };
 
@@ -76,6 +78,12 @@ struct Item {
     std::vector<oasis::TokenId> expected; ///< the answer, then the end mark
 
     std::int64_t context() const noexcept { return static_cast<std::int64_t>(prefix.size() + rows.size()); }
+    std::vector<oasis::TokenId> text() const
+    {
+        std::vector<oasis::TokenId> out = prefix;
+        out.insert(out.end(), rows.begin(), rows.end());
+        return out;
+    }
 };
 
 /// The end mark is part of the answer: a model that goes on has not answered.
@@ -162,7 +170,8 @@ void evaluate_item(Engine& engine, const Command& command, std::span<const Setti
                    const Item& item, Evaluation& to, Progress& progress)
 {
     const oasis::ModelShape shape = engine.config().shape();
-    KvStore prompt(shape, static_cast<std::int64_t>(item.prefix.size()));
+    KvStore prompt(shape, static_cast<std::int64_t>(item.prefix.size()), residual_width(settings, engine.config()));
+    const std::vector<oasis::TokenId> text = item.text();
     std::vector<float> reference(item.rows.size() * engine.vocabulary());
     std::vector<std::size_t> choices(item.rows.size());
     {
@@ -176,7 +185,8 @@ void evaluate_item(Engine& engine, const Command& command, std::span<const Setti
     }
     for (std::size_t i = 0; i < settings.size(); ++i) {
         const SparseCache cache = sparse_cache(command, settings[i], maker, shape, item.context());
-        Session session(engine, cache.config, cache.decode_fast_bytes);
+        Session session(engine, cache.config, cache.decode_fast_bytes,
+                        make_drafting(engine, settings[i], command.model, item.context(), text));
         session.ingest(prompt);
         RowComparison rows;
         score_item(session, command, item, choices, to.sparse[i], [&](std::size_t row, std::span<const float> logits) {
@@ -200,13 +210,14 @@ std::string interval_text(const Tally& tally)
 void print(const Evaluation& evaluation, std::span<const Settings> settings)
 {
     Table totals({"configuration", "exact", "95 % interval", "as dense", "tokens", "KL", "captured", "attended",
-                  "fetched", "resident", "tokens/s"});
+                  "fetched", "resident", "tokens/step", "tokens/s"});
     const auto add = [&](const std::string& name, const Score& score) {
         const Tally t = score.total();
         totals.add({name, share_of(t.exact, t.items), interval_text(t), share_of(t.as_dense, t.items),
                     percent(t.accuracy()), small_number(score.kl.value()), number(score.captured.value(), 3),
                     number(score.attended.value(), 0), number(score.fetched.value(), 1),
-                    percent(score.resident.value()), number(ratio(static_cast<double>(score.rows), score.seconds), 1)});
+                    percent(score.resident.value()), number(score.drafts.tokens_per_verification(), 2),
+                    number(ratio(static_cast<double>(score.rows), score.seconds), 1)});
     };
     add("dense", evaluation.dense);
     for (std::size_t i = 0; i < settings.size(); ++i) { add(short_name(settings[i]), evaluation.sparse[i]); }
@@ -251,7 +262,8 @@ Report to_report(const Score& score)
                     .fetched_tokens = score.fetched.value(),
                     .resident_at_use = score.resident.value(),
                     .fast_bytes = score.fast_bytes,
-                    .slow_bytes = score.slow_bytes});
+                    .slow_bytes = score.slow_bytes,
+                    .drafts = score.drafts});
     out["tasks"] = Report::array();
     for (const auto& [cell, tally] : score.cells) {
         Report entry = {{"task", cell.first}, {"length", cell.second}};

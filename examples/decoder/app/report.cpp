@@ -75,7 +75,9 @@ Report to_json(const Settings& settings)
         std::replace(name.begin(), name.end(), '-', '_');
         const std::string value = info.get(settings);
         const bool digits = !value.empty() && value.find_first_not_of("0123456789") == std::string::npos;
-        out[name] = digits ? Report(std::stoll(value)) : Report(value);
+        const bool fraction =
+            !digits && value.starts_with("0.") && value.find_first_not_of("0123456789.") == std::string::npos;
+        out[name] = digits ? Report(std::stoll(value)) : fraction ? Report(std::stod(value)) : Report(value);
     }
     return out;
 }
@@ -87,6 +89,10 @@ void add_usage(Report& to, const Usage& usage)
     to["fetched_tokens"] = usage.fetched_tokens;
     to["resident_at_use"] = usage.resident_at_use;
     to["tokens_per_second"] = usage.tokens_per_second();
+    to["verifications"] = usage.drafts.verifications;
+    to["tokens_per_verification"] = usage.drafts.tokens_per_verification();
+    to["draft_acceptance"] = usage.drafts.acceptance();
+    to["drafted_tokens"] = usage.drafts.drafted;
     to["fast_bytes"] = usage.fast_bytes;
     to["slow_bytes"] = usage.slow_bytes;
 }
@@ -138,8 +144,12 @@ void write_report(const std::filesystem::path& path, const Report& report)
 
 std::string short_name(const Settings& settings)
 {
-    return fmt::format("{}, block {}, {}/{}", settings.summary, settings.block, settings.attend_budget,
-                       settings.resolved_fetch());
+    std::string out = fmt::format("{}, block {}, {}/{}", settings.summary, settings.block, settings.attend_budget,
+                                  settings.resolved_fetch());
+    if (settings.draft != DraftSource::kNone) {
+        out += fmt::format(", {} {}", word(settings.draft), settings.resolved_draft_tokens());
+    }
+    return out;
 }
 
 std::size_t peak_memory() { return proc_kibibytes("/proc/self/status", "VmHWM"); }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "app/command.hpp"
+#include "app/decoding.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -26,7 +27,7 @@ void add_usage(Report& to, const Usage& usage);
 /// are. An empty path: nothing.
 void write_report(const std::filesystem::path& path, const Report& report);
 
-/// "spread2-int4, block 16, 2048/1024": a configuration in a few characters.
+/// "spread2-int4, block 16, 2048/1024", ", mtp 4" after it with drafts: a configuration in a few characters.
 std::string short_name(const Settings& settings);
 
 /// The largest memory this process has had.

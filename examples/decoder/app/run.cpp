@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "app/command.hpp"
+#include "app/decoding.hpp"
 #include "app/report.hpp"
 #include "app/sampler.hpp"
 #include "app/setup.hpp"
@@ -60,6 +61,7 @@ public:
         : engine_(engine),
           sampler_(command.temperature, command.top_p, command.seed),
           session_(session),
+          prompt_(session.length()),
           stream_(engine.model->tokenizer)
     {
     }
@@ -67,7 +69,7 @@ public:
     /// Chooses from `logits`, prints, and says whether to go on.
     bool choose(std::span<const float> logits, Written& out)
     {
-        const oasis::TokenId token = sampler_.pick(logits, session_.length());
+        const oasis::TokenId token = sampler_.pick(logits, prompt_ + static_cast<std::int64_t>(out.tokens.size()));
         out.tokens.push_back(token);
         const auto& eos = engine_.config().eos;
         out.ended = std::find(eos.begin(), eos.end(), token) != eos.end();
@@ -78,8 +80,7 @@ public:
     Written write(std::span<const float> first_logits, std::int64_t limit)
     {
         Written out;
-        const oasis::Counters start = session_.stats().counters;
-        oasis::Counters after_first = start;
+        Decoding decoding(session_);
         bool more = choose(first_logits, out);
         const auto begin = Clock::now();
         while (more && static_cast<std::int64_t>(out.tokens.size()) < limit) {
@@ -87,19 +88,16 @@ public:
                 out.stopped = true;
                 break;
             }
-            const std::span<const float> logits = session_.decode(std::span(&out.tokens.back(), 1));
-            if (++out.usage.rows == 1) { after_first = session_.stats().counters; }
-            more = choose(logits, out);
+            const std::int64_t left = limit - static_cast<std::int64_t>(out.tokens.size());
+            decoding.step(out.tokens.back(), left, [&](std::span<const float> logits) -> Decoding::Choice {
+                more = choose(logits, out);
+                return {out.tokens.back(), !more};
+            });
         }
         put(stream_.finish() + "\n");
         const double seconds = seconds_since(begin);
-        const oasis::Stats stats = session_.stats();
-        const std::int64_t rows = out.usage.rows;
-        out.usage = usage_between(start, after_first, stats.counters);
-        out.usage.rows = rows;
-        out.usage.seconds = seconds;
-        out.usage.fast_bytes = stats.fast_bytes;
-        out.usage.slow_bytes = stats.slow_bytes;
+        out.usage = decoding.usage();
+        out.usage.seconds = seconds; // sampling and printing included
         return out;
     }
 
@@ -107,6 +105,7 @@ private:
     Engine& engine_;
     Sampler sampler_;
     Session& session_;
+    std::int64_t prompt_;
     StreamDecoder stream_;
 };
 
@@ -139,6 +138,16 @@ struct Summary {
     double mean_context = 0;
 };
 
+/// "74, 71, 80 %": of the first drafts, of the second after right first ones, and so on.
+std::string accepted_text(const DraftStats& drafts)
+{
+    std::string out;
+    for (const double share : drafts.acceptance()) {
+        out += fmt::format("{}{:.0f}", out.empty() ? "" : ", ", 100 * share);
+    }
+    return out.empty() ? "-" : out + " %";
+}
+
 std::string summary_table(const Summary& s, const Written& w, const std::optional<DenseColumn>& dense)
 {
     Table table({"", "sparse", "dense"});
@@ -155,6 +164,10 @@ std::string summary_table(const Summary& s, const Written& w, const std::optiona
     add("tokens read per step and KV head", number(was_sparse ? w.usage.attended_tokens : s.mean_context, 0),
         number(s.mean_context, 0));
     add("tokens fetched per step and KV head", number(was_sparse ? w.usage.fetched_tokens : 0.0, 1), "0");
+    add("needed tokens already in fast memory", was_sparse ? percent(w.usage.resident_at_use) : "-", "-");
+    const DraftStats& drafts = w.usage.drafts;
+    add("tokens per verification", number(drafts.tokens_per_verification(), 2), "-");
+    add("drafts accepted", accepted_text(drafts), "-");
     add("time to first token", fmt::format("{:.2f} s", w.prefill_seconds), fmt::format("{:.2f} s", w.prefill_seconds));
     const std::string prefill = number(static_cast<double>(s.prompt) / w.prefill_seconds, 0);
     add("prompt tokens per second", prefill, prefill);
@@ -224,7 +237,8 @@ void run(const Command& command, const CacheMaker& maker)
     KvStore store(shape, command.dense_column ? prompt : 0);
     Written written;
     {
-        Session session(*engine, cache.config, cache.decode_fast_bytes);
+        Session session(*engine, cache.config, cache.decode_fast_bytes,
+                        make_drafting(*engine, command.settings, command.model, context));
         const auto begin = Clock::now();
         {
             Progress progress("prompt: token", prompt);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "app/session.hpp"
 
-#include "app/stats.hpp"
 #include "app/table.hpp"
 #include "app/terminal.hpp"
 
@@ -11,7 +10,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <numeric>
 
 namespace oasis_decode {
@@ -23,8 +21,16 @@ Engine::Engine(std::shared_ptr<const LoadedModel> loaded, std::size_t thread_cou
 {
 }
 
-KvStore::KvStore(const oasis::ModelShape& shape, std::int64_t capacity)
+std::shared_ptr<const MtpWeights> Engine::head(const std::filesystem::path& path)
+{
+    std::shared_ptr<const MtpWeights>& weights = heads_[path];
+    if (!weights) { weights = load_mtp(path, config()); }
+    return weights;
+}
+
+KvStore::KvStore(const oasis::ModelShape& shape, std::int64_t capacity, std::int32_t hidden)
     : row_(static_cast<std::size_t>(shape.kv_heads) * static_cast<std::size_t>(shape.head_dim)),
+      hidden_(hidden),
       layers_(static_cast<std::size_t>(shape.layers))
 {
     for (Layer& layer : layers_) {
@@ -39,6 +45,12 @@ void KvStore::append(int layer, const float* k, const float* v, std::int32_t row
     const std::size_t count = row_ * static_cast<std::size_t>(rows);
     to.k.insert(to.k.end(), k, k + count);
     to.v.insert(to.v.end(), v, v + count);
+}
+
+void KvStore::append_rows(std::span<const oasis::TokenId> ids, std::span<const float> residuals)
+{
+    ids_.insert(ids_.end(), ids.begin(), ids.end());
+    if (hidden_ > 0) { residuals_.insert(residuals_.end(), residuals.begin(), residuals.end()); }
 }
 
 std::int64_t KvStore::tokens() const noexcept
@@ -75,10 +87,11 @@ std::size_t prefill_fast_bytes(const oasis::Footprint& footprint, const oasis::C
            10 * footprint.summary_bytes_per_token * static_cast<std::size_t>(tokens + 2 * group);
 }
 
-Session::Session(Engine& engine, const oasis::CacheConfig& config, std::size_t decode_fast_bytes)
+Session::Session(Engine& engine, const oasis::CacheConfig& config, std::size_t decode_fast_bytes, Drafting drafting)
     : engine_(engine),
       cache_(engine.caches.make(config)),
       decode_fast_bytes_(decode_fast_bytes),
+      drafting_(std::move(drafting)),
       queue_(engine.threads),
       logits_(engine.vocabulary())
 {
@@ -157,6 +170,11 @@ void Session::settle()
     if (decode_fast_bytes_ != 0) { cache_->resize_fast(decode_fast_bytes_); }
 }
 
+void Session::show(std::span<const oasis::TokenId> tokens, std::span<const float> residuals)
+{
+    if (drafting_.drafter) { drafting_.drafter->observe(tokens, residuals); }
+}
+
 void Session::prefill(std::span<const oasis::TokenId> ids, KvStore* capture,
                       const std::function<void(std::int64_t)>& on_chunk)
 {
@@ -173,7 +191,10 @@ void Session::prefill(std::span<const oasis::TokenId> ids, KvStore* capture,
                                   attend(step, layer, q, k, v, out);
                               });
         commit(std::move(step), rows);
-        ids = ids.subspan(static_cast<std::size_t>(rows));
+        const std::span<const oasis::TokenId> chunk = ids.first(static_cast<std::size_t>(rows));
+        if (capture) { capture->append_rows(chunk, engine_.llama.hidden()); }
+        show(chunk, engine_.llama.hidden());
+        ids = ids.subspan(chunk.size());
         rows_.assign(1, rows - 1);
         if (on_chunk) { on_chunk(rows); }
     }
@@ -202,71 +223,43 @@ void Session::ingest(const KvStore& store)
         done += rows;
     }
     settle();
+    expects(!drafting_.drafter || !drafting_.drafter->needs_residuals() || !store.residuals().empty(),
+            "Session::ingest: the drafter needs residuals and the store of ", store.tokens(), " tokens has none");
+    show(store.ids(), store.residuals());
+}
+
+std::int32_t Session::verify(const StepTokens& tokens, const Judge& judge)
+{
+    const auto verified = static_cast<std::int32_t>(tokens.verify.size());
+    oasis::Step step = begin({.sequence = sequence_,
+                              .verify_rows = verified,
+                              .lookahead_rows = static_cast<std::int32_t>(tokens.lookahead.size())});
+    tokens_.assign(tokens.verify.begin(), tokens.verify.end());
+    tokens_.insert(tokens_.end(), tokens.lookahead.begin(), tokens.lookahead.end());
+    positions_.resize(tokens_.size());
+    std::iota(positions_.begin(), positions_.end(), length());
+    engine_.llama.forward(tokens_, positions_,
+                          [&](int layer, const float* q, const float* k, const float* v, float* out) {
+                              attend(step, layer, q, k, v, out);
+                          });
+    rows_.resize(tokens.verify.size());
+    std::iota(rows_.begin(), rows_.end(), 0);
+    logits_.resize(tokens.verify.size() * engine_.vocabulary());
+    engine_.llama.logits(rows_, logits_);
+    const std::int32_t stood = judge(logits_);
+    expects(stood >= 1 && stood <= verified, "Session::verify: ", stood, " of ", verified, " rows stand");
+    commit(std::move(step), stood);
+    const auto kept = static_cast<std::size_t>(stood);
+    show(std::span(tokens_).first(kept),
+         engine_.llama.hidden().first(kept * static_cast<std::size_t>(engine_.config().hidden)));
+    return stood;
 }
 
 std::span<const float> Session::decode(std::span<const oasis::TokenId> tokens)
 {
-    const auto rows = static_cast<std::int32_t>(tokens.size());
-    oasis::Step step = begin({.sequence = sequence_, .verify_rows = rows});
-    positions_.resize(tokens.size());
-    std::iota(positions_.begin(), positions_.end(), length());
-    engine_.llama.forward(tokens, positions_,
-                          [&](int layer, const float* q, const float* k, const float* v, float* out) {
-                              attend(step, layer, q, k, v, out);
-                          });
-    commit(std::move(step), rows);
-    rows_.resize(tokens.size());
-    std::iota(rows_.begin(), rows_.end(), 0);
-    logits_.resize(tokens.size() * engine_.vocabulary());
-    engine_.llama.logits(rows_, logits_);
+    static_cast<void>(
+        verify({tokens, {}}, [&](std::span<const float>) { return static_cast<std::int32_t>(tokens.size()); }));
     return logits_;
-}
-
-double Usage::tokens_per_second() const noexcept { return ratio(static_cast<double>(rows), seconds); }
-
-Usage usage_between(const oasis::Counters& start, const oasis::Counters& after_first, const oasis::Counters& end)
-{
-    const auto share = [](auto part, auto whole) {
-        return ratio(static_cast<double>(part), static_cast<double>(whole));
-    };
-    Usage out;
-    out.captured_mass = share(end.captured_mass - start.captured_mass, end.captured_heads - start.captured_heads);
-    out.attended_tokens =
-        share(end.attended_tokens - start.attended_tokens, end.sparse_row_sets - start.sparse_row_sets);
-    out.fetched_tokens =
-        share(end.fetched_tokens - after_first.fetched_tokens, end.sparse_row_sets - after_first.sparse_row_sets);
-    out.resident_at_use =
-        share(end.resident_must_tokens - after_first.resident_must_tokens, end.must_tokens - after_first.must_tokens);
-    return out;
-}
-
-Usage decode_forced(Session& session, std::span<const oasis::TokenId> tokens, std::int32_t rows_per_step,
-                    const RowSink& sink)
-{
-    expects(rows_per_step >= 1 && rows_per_step <= oasis::kMaxVerifyRows, "decode_forced: ", rows_per_step,
-            " rows in a step");
-    const oasis::Counters start = session.stats().counters;
-    oasis::Counters after_first = start;
-    double seconds = 0;
-    for (std::size_t done = 0; done < tokens.size();) {
-        if (interrupted()) { throw Interrupted(); }
-        const std::size_t rows =
-            done == 0 ? 1 : std::min(tokens.size() - done, static_cast<std::size_t>(rows_per_step));
-        const auto begin = std::chrono::steady_clock::now();
-        const std::span<const float> logits = session.decode(tokens.subspan(done, rows));
-        seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-        if (done == 0) { after_first = session.stats().counters; }
-        const std::size_t vocabulary = logits.size() / rows;
-        for (std::size_t r = 0; r < rows; ++r) { sink(done + r, logits.subspan(r * vocabulary, vocabulary)); }
-        done += rows;
-    }
-    const oasis::Stats stats = session.stats();
-    Usage out = usage_between(start, after_first, stats.counters);
-    out.rows = static_cast<std::int64_t>(tokens.size());
-    out.seconds = seconds;
-    out.fast_bytes = stats.fast_bytes;
-    out.slow_bytes = stats.slow_bytes;
-    return out;
 }
 
 } // namespace oasis_decode

@@ -3,13 +3,16 @@
 // One sequence in one cache, driven by the model: this is all that an engine does with the library.
 #pragma once
 
+#include "app/drafts.hpp"
 #include "model/llama.hpp"
 
 #include <oasis/any_cache.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -42,17 +45,27 @@ struct Engine {
 
     const ModelConfig& config() const noexcept { return model->config; }
     std::size_t vocabulary() const noexcept { return static_cast<std::size_t>(model->config.vocab); }
+
+    /// A draft head for this model, read once. Throws `ModelError` that names the file.
+    std::shared_ptr<const MtpWeights> head(const std::filesystem::path& path);
+
+private:
+    std::map<std::filesystem::path, std::shared_ptr<const MtpWeights>> heads_;
 };
 
-/// K and V of a prompt, after RoPE, as the model made them; fed to every cache of a comparison.
+/// K and V of a prompt, after RoPE, as the model made them; fed to every cache of a comparison. With `hidden` set the
+/// residuals of that width too, for draft heads.
 class KvStore {
 public:
-    KvStore(const oasis::ModelShape& shape, std::int64_t capacity);
+    KvStore(const oasis::ModelShape& shape, std::int64_t capacity, std::int32_t hidden = 0);
 
     void append(int layer, const float* k, const float* v, std::int32_t rows);
+    void append_rows(std::span<const oasis::TokenId> ids, std::span<const float> residuals);
     std::int64_t tokens() const noexcept;
     const float* k(int layer, std::int64_t position) const;
     const float* v(int layer, std::int64_t position) const;
+    std::span<const oasis::TokenId> ids() const noexcept { return ids_; }
+    std::span<const float> residuals() const noexcept { return residuals_; }
 
 private:
     struct Layer {
@@ -60,6 +73,9 @@ private:
         std::vector<float> v;
     };
     std::size_t row_;
+    std::int32_t hidden_;
+    std::vector<oasis::TokenId> ids_;
+    std::vector<float> residuals_;
     std::vector<Layer> layers_;
 };
 
@@ -72,8 +88,9 @@ std::size_t prefill_fast_bytes(const oasis::Footprint& footprint, const oasis::C
 class Session {
 public:
     /// Makes the cache and its only sequence. `decode_fast_bytes`: when not 0, what fast memory shrinks to after the
-    /// prompt. Throws `oasis::Error` when a tier is too small.
-    Session(Engine& engine, const oasis::CacheConfig& config, std::size_t decode_fast_bytes = 0);
+    /// prompt. The drafter is shown every row that stands. Throws `oasis::Error` when a tier is too small.
+    Session(Engine& engine, const oasis::CacheConfig& config, std::size_t decode_fast_bytes = 0,
+            Drafting drafting = {});
 
     /// Runs the prompt densely, in chunks, and keeps its K and V in `capture` when given. `on_chunk` gets the tokens done.
     void prefill(std::span<const oasis::TokenId> ids, KvStore* capture = nullptr,
@@ -81,6 +98,16 @@ public:
 
     /// Takes K and V in without attending. `engine.llama` is not used.
     void ingest(const KvStore& store);
+
+    /// The tokens of a step: those to verify, 1..8, and those of lookahead rows, which never stand.
+    struct StepTokens {
+        std::span<const oasis::TokenId> verify;
+        std::span<const oasis::TokenId> lookahead;
+    };
+    /// Gets the logits of the verify rows, [rows, vocabulary], and says how many of them stand: at least one.
+    using Judge = std::function<std::int32_t(std::span<const float>)>;
+    /// One step; the rows that do not stand leave no trace. Returns how many do.
+    std::int32_t verify(const StepTokens& tokens, const Judge& judge);
 
     /// One step of 1..8 tokens, all accepted. The logits of its rows, [rows, vocabulary], valid until the next call.
     std::span<const float> decode(std::span<const oasis::TokenId> tokens);
@@ -91,48 +118,28 @@ public:
     oasis::TokenIndex length() const { return cache_->length(sequence_); }
     oasis::Stats stats() const { return cache_->stats(); }
     const oasis::CacheConfig& config() const noexcept { return cache_->config(); }
+    const Drafting& drafting() const noexcept { return drafting_; }
 
 private:
     oasis::Step begin(const oasis::RowGroup& group);
     void attend(oasis::Step& step, int layer, const float* q, const float* k, const float* v, float* out);
     void commit(oasis::Step&& step, std::int32_t rows);
     void settle();
+    void show(std::span<const oasis::TokenId> tokens, std::span<const float> residuals);
     template <class Element>
     void attend_as(oasis::Step& step, int layer, const float* q, const float* k, const float* v, float* out);
 
     Engine& engine_;
     std::unique_ptr<oasis::AnyKVCache> cache_;
     std::size_t decode_fast_bytes_;
+    Drafting drafting_;
     oasis::SequenceId sequence_ = oasis::SequenceId::kNone;
     oasis::Queue queue_;
+    std::vector<oasis::TokenId> tokens_;
     std::vector<std::int64_t> positions_;
     std::vector<int> rows_;
     std::vector<float> logits_;
     std::vector<std::byte> converted_;
 };
-
-/// What a stretch of decoding cost, from differences of the cache's counters.
-struct Usage {
-    std::int64_t rows = 0;
-    double seconds = 0;
-    double captured_mass = 0;   ///< NaN unless measured
-    double attended_tokens = 0; ///< per row, layer and set
-    double fetched_tokens = 0;  ///< the same, rows after the first: the first fills the resident set
-    double resident_at_use = 0; ///< share of the must tokens that were in fast memory, rows after the first
-    std::size_t fast_bytes = 0;
-    std::size_t slow_bytes = 0;
-
-    double tokens_per_second() const noexcept;
-};
-
-/// Called for each decoded row with its index and logits.
-using RowSink = std::function<void(std::size_t, std::span<const float>)>;
-
-/// Decodes `tokens` as given (teacher-forced), the first alone, then up to `rows_per_step` at once. Throws `Interrupted`.
-Usage decode_forced(Session& session, std::span<const oasis::TokenId> tokens, std::int32_t rows_per_step,
-                    const RowSink& sink);
-
-/// The usage between three readings of the counters.
-Usage usage_between(const oasis::Counters& start, const oasis::Counters& after_first, const oasis::Counters& end);
 
 } // namespace oasis_decode

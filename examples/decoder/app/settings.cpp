@@ -66,7 +66,20 @@ constexpr std::array summary_codes = {Word<oasis::SummaryCode>{"f32", oasis::Sum
                                       Word<oasis::SummaryCode>{"int8", oasis::SummaryCode::kInt8},
                                       Word<oasis::SummaryCode>{"int4", oasis::SummaryCode::kInt4}};
 
+constexpr std::array lookaheads = {Word<oasis::LookaheadSource>{"rows", oasis::LookaheadSource::kRows},
+                                   Word<oasis::LookaheadSource>{"same", oasis::LookaheadSource::kSame},
+                                   Word<oasis::LookaheadSource>{"none", oasis::LookaheadSource::kNone}};
+constexpr std::array drafts = {Word<DraftSource>{"none", DraftSource::kNone},
+                               Word<DraftSource>{"lookup", DraftSource::kLookup},
+                               Word<DraftSource>{"mtp", DraftSource::kMtp},
+                               Word<DraftSource>{"oracle", DraftSource::kOracle}};
+
 constexpr std::int32_t kMostTokens = 1 << 30;
+// A head says how sure it is: its chains may be long, because they end where they are likely to fail.
+constexpr std::int32_t kDefaultHeadTokens = 7;
+constexpr double kDefaultHeadFloor = 0.05;
+constexpr std::int32_t kDefaultDraftTokens = 4;
+constexpr std::int32_t kDefaultCap = 256;
 
 std::int32_t tokens(std::string_view text, std::string_view what)
 {
@@ -87,6 +100,29 @@ void set_fast_bytes(Settings& s, std::string_view v)
     if (s.fast_memory == FastMemory::kBytes && s.fast_bytes == 0) {
         throw UsageError("--fast-bytes '0': give a size such as 512M, or auto, or all");
     }
+}
+
+void set_draft(Settings& s, std::string_view v)
+{
+    constexpr std::string_view with_file = "mtp:";
+    const bool has_file = v.starts_with(with_file) && v.size() > with_file.size();
+    s.draft = has_file ? DraftSource::kMtp : parse_word(v, drafts, "--draft");
+    s.draft_file = has_file ? v.substr(with_file.size()) : "";
+}
+
+std::string get_draft(const Settings& s)
+{
+    return word_of(s.draft, drafts) + (s.draft_file.empty() ? "" : ":" + s.draft_file);
+}
+
+void set_draft_floor(Settings& s, std::string_view v)
+{
+    double floor = 0;
+    const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), floor);
+    if (error != std::errc{} || end != v.data() + v.size() || !(floor >= 0 && floor <= 1)) {
+        throw UsageError(fmt::format("--draft-floor '{}': expected a number from 0 to 1", v));
+    }
+    s.draft_floor = floor;
 }
 
 std::string get_fast_bytes(const Settings& s)
@@ -140,6 +176,26 @@ constexpr SettingInfo infos[] = {
     {"reduce", "HOW", "one score from a group's query heads: softmax-max, max or mean",
      [](Settings& s, std::string_view v) { s.reduce = parse_word(v, reductions, "--reduce"); },
      [](const Settings& s) { return word_of(s.reduce, reductions); }},
+    {"draft", "SOURCE",
+     "guess tokens and verify several in a step; the text stays the same: none, lookup (earlier text that ends alike), "
+     "mtp (the model's draft head, mtp.safetensors beside it), mtp:FILE, or oracle (the true text; compare and eval)",
+     set_draft, get_draft},
+    {"draft-tokens", "N", "drafts to verify in a step, 0 to 7; default 7 of mtp, else 4; 0: a draft serves only to look ahead",
+     [](Settings& s, std::string_view v) {
+         s.draft_tokens = parse_number<std::int32_t>(v, 0, oasis::kMaxVerifyRows - 1, "--draft-tokens");
+     },
+     [](const Settings& s) { return std::to_string(s.resolved_draft_tokens()); }},
+    {"draft-floor", "P", "use no draft that stands with less probability, as its source estimates it; default 0.05 of mtp, else 0",
+     set_draft_floor, [](const Settings& s) { return fmt::format("{}", s.resolved_draft_floor()); }},
+    {"lookahead", "SOURCE",
+     "guess of what the next step reads: rows (of one more draft, else of this step), same (of this step) or none",
+     [](Settings& s, std::string_view v) { s.lookahead = parse_word(v, lookaheads, "--lookahead"); },
+     [](const Settings& s) { return word_of(s.lookahead, lookaheads); }},
+    {"cap", "TOKENS",
+     "brought in ahead at most, per KV head and step; default 256, or 0 where there are neither drafts nor --lookahead "
+     "same",
+     [](Settings& s, std::string_view v) { s.cap = tokens(v, "--cap"); },
+     [](const Settings& s) { return std::to_string(s.resolved_cap()); }},
 };
 
 std::string with_hyphens(std::string_view name)
@@ -154,6 +210,26 @@ std::string with_hyphens(std::string_view name)
 std::int32_t Settings::resolved_fetch() const noexcept { return fetch_budget.value_or(std::min(1024, attend_budget)); }
 
 std::int32_t Settings::resolved_resident() const noexcept { return logical_resident.value_or(attend_budget); }
+
+std::int32_t Settings::resolved_draft_tokens() const noexcept
+{
+    if (draft == DraftSource::kNone) { return 0; }
+    return draft_tokens.value_or(draft == DraftSource::kMtp ? kDefaultHeadTokens : kDefaultDraftTokens);
+}
+
+double Settings::resolved_draft_floor() const noexcept
+{
+    return draft_floor.value_or(draft == DraftSource::kMtp ? kDefaultHeadFloor : 0.0);
+}
+
+std::int32_t Settings::resolved_cap() const noexcept
+{
+    const bool guesses = lookahead == oasis::LookaheadSource::kSame ||
+                         (lookahead == oasis::LookaheadSource::kRows && draft != DraftSource::kNone);
+    return cap.value_or(guesses ? kDefaultCap : 0);
+}
+
+std::string word(DraftSource source) { return word_of(source, drafts); }
 
 std::span<const SettingInfo> setting_infos() { return infos; }
 
@@ -272,6 +348,8 @@ oasis::CacheConfig to_config(const Settings& s, const oasis::ModelShape& shape, 
     config.may = s.may;
     config.dense_below = s.dense_below.value_or(-1);
     config.fast_bytes = s.fast_bytes;
+    config.lookahead = s.lookahead;
+    config.prefetch_cap = s.resolved_cap();
     config.share_prefixes = false;
     config.limits = {.max_sequences = 1, .max_rows = rows, .max_context = context};
     return config;

@@ -5,6 +5,7 @@
 
 #include <oasis/core/error.hpp>
 #include <oasis/core/options.hpp>
+#include <oasis/core/step.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -28,6 +29,14 @@ enum class FastMemory : std::uint8_t {
     kBytes,
 };
 
+/// Where drafted tokens come from (app/drafts.hpp).
+enum class DraftSource : std::uint8_t {
+    kNone,
+    kLookup, ///< earlier text that ends alike
+    kMtp,    ///< a multi-token-prediction head
+    kOracle, ///< the true text, where it is known
+};
+
 struct Settings {
     std::int32_t block = 16;
     std::string summary = "spread2-int4";
@@ -44,9 +53,18 @@ struct Settings {
     std::int32_t sink = 64;
     std::int32_t recent = 128;
     oasis::GroupReduction reduce = oasis::GroupReduction::kSoftmaxMax;
+    DraftSource draft = DraftSource::kNone;
+    std::string draft_file{};                    ///< of the head; empty: mtp.safetensors beside the model
+    std::optional<std::int32_t> draft_tokens{};  ///< default: 7 of a head, else 4
+    std::optional<double> draft_floor{};         ///< drafts of less confidence are not used; default: 0.05 of a head, else 0
+    oasis::LookaheadSource lookahead = oasis::LookaheadSource::kRows;
+    std::optional<std::int32_t> cap{};           ///< of prefetch; default: 256 where there is a guess to follow
 
     std::int32_t resolved_fetch() const noexcept;
     std::int32_t resolved_resident() const noexcept;
+    std::int32_t resolved_draft_tokens() const noexcept;
+    double resolved_draft_floor() const noexcept;
+    std::int32_t resolved_cap() const noexcept;
 };
 
 /// One setting: its name with hyphens, what it does, and how it is read and written.
@@ -59,6 +77,9 @@ struct SettingInfo {
 };
 
 std::span<const SettingInfo> setting_infos();
+
+/// "mtp"
+std::string word(DraftSource source);
 
 /// Sets by name; hyphens and underscores are the same. Throws `UsageError` with the name or the value.
 void set(Settings& settings, std::string_view name, std::string_view value);

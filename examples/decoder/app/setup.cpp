@@ -28,6 +28,17 @@ std::size_t loaded_bytes(const TensorSource& source)
     return total;
 }
 
+/// A draft head and its K and V, fast and slow; 0 without one.
+std::size_t drafting_bytes(const Settings& settings, const std::filesystem::path& model, const ModelConfig& config,
+                           std::int64_t context)
+{
+    const std::filesystem::path path = head_path(settings, model);
+    if (path.empty()) { return 0; }
+    if (!std::filesystem::exists(path)) { throw oasis::Error(fmt::format("no draft head at {}", path.string())); }
+    const auto row = std::int64_t{config.kv_heads} * config.head_dim * 2 * std::int64_t{sizeof(float)};
+    return static_cast<std::size_t>(std::filesystem::file_size(path)) + static_cast<std::size_t>(2 * row * context);
+}
+
 } // namespace
 
 ModelHead read_head(const std::filesystem::path& path)
@@ -56,7 +67,14 @@ std::unique_ptr<Engine> open_engine(const Command& command, const CacheMaker& ma
     }
     auto model = load_model(command.model);
     for (const auto& warning : model->warnings) { fmt::print(stderr, "oasis-decode: warning: {}\n", warning); }
-    return std::make_unique<Engine>(std::move(model), static_cast<std::size_t>(command.threads), maker);
+    auto engine = std::make_unique<Engine>(std::move(model), static_cast<std::size_t>(command.threads), maker);
+    // A head that is not there should be said before the prompt, not after it.
+    for (const Settings& settings : expand(command.settings, command.sweeps)) {
+        if (const auto head = head_path(settings, command.model); !head.empty()) {
+            static_cast<void>(engine->head(head));
+        }
+    }
+    return engine;
 }
 
 SparseCache sparse_cache(const Command& command, const Settings& settings, const CacheMaker& maker,
@@ -76,8 +94,9 @@ void print_memory_plan(const Command& command, const CacheMaker& maker, const Mo
                        bool dense)
 {
     const ModelConfig& model = head.config;
-    const std::size_t weights = head.weight_bytes;
+    std::size_t weights = head.weight_bytes;
     std::size_t most = 0;
+    std::size_t drafting = 0;
     Table table({"configuration", "fast memory", "slow tier", "working memory"});
     const auto add = [&](const std::string& name, const oasis::CacheConfig& config, bool everything_fast) {
         const oasis::Footprint f = maker.footprint(config);
@@ -94,12 +113,15 @@ void print_memory_plan(const Command& command, const CacheMaker& maker, const Mo
     for (const Settings& settings : expand(command.settings, command.sweeps)) {
         most = std::max(most, add(short_name(settings),
                                   sparse_cache(command, settings, maker, model.shape(), context).config, false));
+        drafting = std::max(drafting, drafting_bytes(settings, command.model, model, context));
     }
+    weights += drafting;
     if (dense) { most += add("dense", dense_config(command.settings, model.shape(), context, kChunkRows), true); }
     const std::size_t total = weights + most;
     const std::size_t available = available_memory();
-    put(fmt::format("Memory for {} tokens of context\n\n{}\nweights {}, in all at most {}", context, table.text(),
-                    bytes(static_cast<double>(weights)), bytes(static_cast<double>(total))));
+    put(fmt::format("Memory for {} tokens of context\n\n{}\nweights {}{}, in all at most {}", context, table.text(),
+                    bytes(static_cast<double>(weights)), drafting > 0 ? " with the draft head and its K and V" : "",
+                    bytes(static_cast<double>(total))));
     if (available == 0) {
         put(".\n");
     } else {

@@ -111,10 +111,10 @@ BlockWeights read_block(WeightReader& reader, const ModelConfig& config, const B
     return block;
 }
 
-BlockRunner::BlockRunner(const ModelConfig& config, oasis::Executor& executor, int max_rows)
+BlockRunner::BlockRunner(const ModelConfig& config, oasis::Executor& executor, int max_rows, std::int64_t widest)
     : config_(config),
       multiply_(executor, std::max({std::int64_t{config.hidden}, std::int64_t{config.q_heads} * config.head_dim,
-                                    std::int64_t{config.intermediate}})),
+                                    std::int64_t{config.intermediate}, widest})),
       max_rows_(max_rows)
 {
     oasis::detail::expects(max_rows >= 1, "BlockRunner: max_rows ", max_rows, " is less than 1");
@@ -174,13 +174,24 @@ void BlockRunner::rotate()
     }
 }
 
+void BlockRunner::project(const BlockWeights& weights, const float* x)
+{
+    rms_norm(executor(), rows_, config_.hidden, x, weights.attention_norm.data(), config_.rms_eps, normed_.data());
+    multiply_({.rows = rows_, .w = &weights.qkv, .x = normed_.data(), .y = qkv_.data()});
+    rotate();
+}
+
+void BlockRunner::keys(const BlockWeights& weights, int layer, const float* x, const Attention& attention)
+{
+    project(weights, x);
+    attention(layer, q_.data(), k_.data(), v_.data(), nullptr);
+}
+
 void BlockRunner::run(const BlockWeights& weights, int layer, float* x, const Attention& attention)
 {
     const std::int64_t rows = rows_;
     const std::int64_t hidden = config_.hidden;
-    rms_norm(executor(), rows, hidden, x, weights.attention_norm.data(), config_.rms_eps, normed_.data());
-    multiply_({.rows = rows, .w = &weights.qkv, .x = normed_.data(), .y = qkv_.data()});
-    rotate();
+    project(weights, x);
     attention(layer, q_.data(), k_.data(), v_.data(), attended_.data());
     multiply_({.rows = rows, .w = &weights.output, .x = attended_.data(), .y = x, .accumulate = true});
 

@@ -22,7 +22,7 @@
 namespace oasis_decode {
 
 /// Attention of one layer for the rows of a step: q and out [rows, q_heads, d], k and v [rows, kv_heads, d], all
-/// contiguous and after RoPE (halves paired). It stores k and v where later rows find them and fills out.
+/// contiguous and after RoPE (halves paired). It stores k and v where later rows find them and fills out, unless null.
 using Attention = std::function<void(int layer, const float* q, const float* k, const float* v, float* out)>;
 
 /// A block's weights; matrices are [out, in].
@@ -75,13 +75,17 @@ BlockWeights read_block(WeightReader& reader, const ModelConfig& config, const B
 /// Runs blocks. Owns the scratch for `max_rows` rows, so that running allocates nothing.
 class BlockRunner {
 public:
-    BlockRunner(const ModelConfig& config, oasis::Executor& executor, int max_rows);
+    /// `widest`: the widest matrix that `multiplier` is asked for, when wider than those of a block.
+    BlockRunner(const ModelConfig& config, oasis::Executor& executor, int max_rows, std::int64_t widest = 0);
 
     /// Sets the rows of the step and their positions (RoPE angles).
     void set_positions(std::span<const std::int64_t> positions);
 
     /// x [rows, hidden] is the residual stream, changed in place.
     void run(const BlockWeights& weights, int layer, float* x, const Attention& attention);
+
+    /// Only the block's K and V for x, which is not changed: the attention gets `out` null.
+    void keys(const BlockWeights& weights, int layer, const float* x, const Attention& attention);
 
     int rows() const noexcept { return rows_; }
     int max_rows() const noexcept { return max_rows_; }
@@ -91,6 +95,7 @@ public:
     float* spare() noexcept { return normed_.data(); }
 
 private:
+    void project(const BlockWeights& weights, const float* x);
     void rotate();
 
     ModelConfig config_;

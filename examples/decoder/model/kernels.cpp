@@ -24,14 +24,15 @@ namespace {
 constexpr std::int64_t kLanes = Matrix::kLanes;
 using Lanes = float __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
 
+// Halves are added to halves until one lane is left.
 OASIS_DECODE_INLINE float sum(const Lanes& v)
 {
-    float parts[kLanes];
-    std::memcpy(parts, &v, sizeof parts);
-    for (std::int64_t width = kLanes / 2; width > 0; width /= 2) {
-        for (std::int64_t i = 0; i < width; ++i) { parts[i] += parts[i + width]; }
-    }
-    return parts[0];
+    const auto eight = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                       __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    const auto four =
+        __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+    const auto two = four + __builtin_shufflevector(four, four, 2, 3, 2, 3);
+    return two[0] + two[1];
 }
 
 using Words = std::uint32_t __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
@@ -116,17 +117,21 @@ template <class Load> OASIS_DECODE_INLINE void few_columns_of(const Product& p, 
         const std::uint32_t* codes = p.w->codes(o);
         const float* scales = p.w->scales(o);
         for (std::int64_t r = 0; r < p.rows;) {
-            float dots[4];
+            float dots[8];
             const float* x = p.x + r * in;
-            const std::int64_t taken = std::min<std::int64_t>(p.rows - r, 4);
+            const std::int64_t taken = std::min<std::int64_t>(p.rows - r, 8);
             switch (taken) {
+            case 8: dot_rows<Load, 8>(codes, scales, x, in, dots); break;
+            case 7: dot_rows<Load, 7>(codes, scales, x, in, dots); break;
+            case 6: dot_rows<Load, 6>(codes, scales, x, in, dots); break;
+            case 5: dot_rows<Load, 5>(codes, scales, x, in, dots); break;
             case 4: dot_rows<Load, 4>(codes, scales, x, in, dots); break;
             case 3: dot_rows<Load, 3>(codes, scales, x, in, dots); break;
             case 2: dot_rows<Load, 2>(codes, scales, x, in, dots); break;
             default: dot_rows<Load, 1>(codes, scales, x, in, dots);
             }
             for (std::int64_t k = 0; k < taken; ++k) {
-                float& y = p.y[(r + k) * p.w->out() + o];
+                float& y = p.y[(r + k) * p.out() + o];
                 y = p.accumulate ? y + dots[k] : dots[k];
             }
             r += taken;
@@ -231,7 +236,7 @@ OASIS_DECODE_INLINE void micro_rows(const Product& p, std::int64_t row, std::int
                                     const float* tile, std::int64_t first, std::int64_t columns)
 {
     constexpr std::int64_t kWidth = Vectors * kLanes;
-    const std::int64_t out = p.w->out();
+    const std::int64_t out = p.out();
     for (std::int64_t at = 0; at < columns; at += kWidth) {
         float sums[Rows * kWidth] = {};
         const std::int64_t used = std::min(kWidth, columns - at);
@@ -321,6 +326,20 @@ void swiglu_row(std::int64_t width, const float* __restrict gate, const float* _
 }
 
 OASIS_DECODE_CLONES
+float sum_exp_row(std::int64_t width, const float* x, float top)
+{
+    float lanes[kLanes] = {};
+    std::int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) {
+        for (std::int64_t lane = 0; lane < kLanes; ++lane) { lanes[lane] += exp_negative(x[i + lane] - top); }
+    }
+    float total = 0;
+    for (; i < width; ++i) { total += exp_negative(x[i] - top); }
+    for (const float lane : lanes) { total += lane; }
+    return total;
+}
+
+OASIS_DECODE_CLONES
 void rms_row(std::int64_t width, const float* x, const float* weight, float eps, float* out)
 {
     Lanes squares = {};
@@ -378,7 +397,7 @@ void Multiplier::operator()(const Product& product)
 
 void Multiplier::few(const Product& p)
 {
-    share(*executor_, p.w->out(), 16, p.rows * p.w->in() * p.w->out(),
+    share(*executor_, p.out(), 16, p.rows * p.w->in() * p.out(),
           [&](std::int64_t, std::int64_t begin, std::int64_t end) { few_columns(p, begin, end); });
 }
 
@@ -387,7 +406,7 @@ void Multiplier::many(const Product& p)
     const Matrix& w = *p.w;
     oasis::detail::expects(w.in() * kTileColumns <= tile_values_, "Multiplier: a matrix ", w.in(), " wide, more than ",
                            tile_values_ / kTileColumns);
-    share(*executor_, w.out(), kTileColumns, p.rows * w.in() * w.out(),
+    share(*executor_, p.out(), kTileColumns, p.rows * w.in() * p.out(),
           [&](std::int64_t thread, std::int64_t begin, std::int64_t end) {
               float* const tile = tiles_.data() + thread * tile_values_;
               for (std::int64_t first = begin; first < end; first += kTileColumns) {
@@ -414,6 +433,11 @@ void swiglu(oasis::Executor& executor, std::int64_t rows, std::int64_t width, co
             swiglu_row(width, gate, gate + width, act + r * width);
         }
     });
+}
+
+float sum_exp(std::span<const float> x, float top)
+{
+    return sum_exp_row(static_cast<std::int64_t>(x.size()), x.data(), top);
 }
 
 void rotate_heads(std::int64_t heads, std::int64_t head_dim, const float* in, const float* cosine, const float* sine,

@@ -11,6 +11,7 @@
 #include <oasis/cpu/executor.hpp>
 
 #include <cstdint>
+#include <span>
 
 namespace oasis_decode {
 
@@ -25,6 +26,9 @@ struct Product {
     const float* x = nullptr;
     float* y = nullptr;
     bool accumulate = false;
+    std::int64_t outputs = 0; ///< only the first rows of w, and y [rows, outputs]; 0: all
+
+    std::int64_t out() const noexcept { return outputs > 0 ? outputs : w->out(); }
 };
 
 /// Multiplies on the threads of an executor. Owns a tile of weights for each, for matrices up to `widest`.
@@ -52,6 +56,9 @@ void rms_norm(oasis::Executor& executor, std::int64_t rows, std::int64_t width, 
 
 /// act[rows, width] = silu(gate) * up, where gate_up[rows, 2 * width] holds a row's gates, then its ups.
 void swiglu(oasis::Executor& executor, std::int64_t rows, std::int64_t width, const float* gate_up, float* act);
+
+/// The sum of exp(x - top), where no x exceeds top; within 1e-6 of it relatively.
+float sum_exp(std::span<const float> x, float top);
 
 /// Copies head vectors of one row, turned by RoPE with halves paired (i with i + d/2): cosine, sine [d/2].
 void rotate_heads(std::int64_t heads, std::int64_t head_dim, const float* in, const float* cosine, const float* sine,
