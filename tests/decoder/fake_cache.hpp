@@ -28,6 +28,10 @@ public:
     void truncate(oasis::SequenceId, oasis::TokenIndex length) override { length_ = length; }
     oasis::RemoveResult remove(oasis::SequenceId) override { return oasis::RemoveResult::kRemoved; }
     void request_remove(oasis::SequenceId) override {}
+    void request_cancel(oasis::SequenceId) override {}
+    oasis::PreemptResult preempt(oasis::SequenceId) override { return {}; }
+    oasis::PreemptResult resume(oasis::SequenceId) override { return {}; }
+    std::vector<oasis::LayerStats> layer_stats() const override { return {}; }
     oasis::SelectedSlots enqueue_select(oasis::Queue, oasis::Step&, oasis::LayerId, const oasis::AttendArgs&) override
     {
         throw oasis::Unsupported("FakeCache::enqueue_select");
