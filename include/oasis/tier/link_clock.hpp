@@ -33,14 +33,15 @@ public:
     using Clock = std::chrono::steady_clock;
 
     static constexpr std::chrono::nanoseconds kBackToBack = std::chrono::microseconds(20);
-    static constexpr std::chrono::nanoseconds kMostLag = std::chrono::milliseconds(20);
+    static constexpr std::chrono::nanoseconds kMostLag = std::chrono::milliseconds(50);
     /// Of the rate, used: a thread's usual 0.1 ms of lateness does not take 50 ms in the middle of a run above it.
     static constexpr double kHeadroom = 0.99;
 
     /// In ticks of the clock, see `kTick`.
     struct Passage {
-        std::int64_t end = 0; ///< the last byte leaves the link
-        std::int64_t due = 0; ///< the last byte arrives
+        std::int64_t begin = 0; ///< of the call
+        std::int64_t end = 0;   ///< the last byte leaves the link
+        std::int64_t due = 0;   ///< the last byte arrives
     };
 
     LinkClock(double bytes_per_second, std::chrono::nanoseconds latency)
@@ -58,19 +59,20 @@ public:
     Passage enter(std::size_t bytes) noexcept
     {
         const std::int64_t cost = std::llround(static_cast<double>(bytes) * ticks_per_byte_);
-        const std::int64_t asked = asked_at();
+        const std::int64_t begin = now();
+        const std::int64_t asked = asked_at(begin);
         std::int64_t free = free_at_.load(std::memory_order_relaxed);
         std::int64_t end = 0;
         do {
             end = std::max(free, asked) + cost;
         } while (!free_at_.compare_exchange_weak(free, end, std::memory_order_relaxed));
-        return {end, end + latency_};
+        return {begin, end, end + latency_};
     }
 
     /// Sleeps until the piece has arrived.
     void wait(const Passage& passage) const
     {
-        if (now() >= passage.due) { return; }
+        if (passage.begin >= passage.due) { return; }
         const SharpTimer sharp;
         std::this_thread::sleep_until(origin_ + std::chrono::nanoseconds(passage.due / kTick + 1));
     }
@@ -120,9 +122,9 @@ private:
         return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - origin_).count() * kTick;
     }
 
-    std::int64_t asked_at() const noexcept
+    /// When this thread would have asked had it woken up in time; `t` is now.
+    std::int64_t asked_at(std::int64_t t) const noexcept
     {
-        const std::int64_t t = now();
         const Last& mine = last();
         const std::int64_t pause = t - mine.left;
         if (mine.link != id_ || pause > kBackToBack.count() * kTick) { return t; }
