@@ -185,7 +185,7 @@ TEST(PressureCases, POOL_03_ATierFullOfCachedPrefixesHasRoom)
         ASSERT_LT(stream, 70U) << "no guess flies";
         f.engine.step({{{.sequence = a, .verify_rows = 1, .lookahead_rows = 1}, {1, stream}, -1, {}}});
     }
-    f.script.gate.wait_begun(1);
+    f.script.gate.wait_held(1);
     f.cache.remove(a);
     const std::int64_t cached = f.cache.pool().blocks().cached();
     EXPECT_GT(cached, 50);

@@ -51,8 +51,10 @@ public:
     {
         std::unique_lock lock(mutex_);
         begun_.push_back(block);
+        ++held_;
         changed_.notify_all();
         changed_.wait(lock, [&] { return open_ || permits_ > 0; });
+        --held_;
         if (!open_) { --permits_; }
     }
     /// Calls that have come so far, those that wait included.
@@ -71,10 +73,17 @@ public:
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return begun_.size() >= calls; });
     }
+    /// Until so many calls stand before the closed gate.
+    void wait_held(std::size_t calls)
+    {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return held_ >= calls; });
+    }
 
 private:
     mutable std::mutex mutex_;
     std::condition_variable changed_;
+    std::size_t held_ = 0;
     bool open_ = true;
     std::size_t permits_ = 0;
     std::vector<BlockId> begun_;
