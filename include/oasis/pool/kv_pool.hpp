@@ -279,7 +279,7 @@ private:
     /// Calls `cell(bytes, size)` for every cell of native blocks and of groups that must be kept for `sequence`, in one order.
     template <class Cell>
     void for_each_cell(const Sequence& sequence, const Preempted& saved, Cell&& cell);
-    std::optional<Full> try_save(const std::vector<std::byte>& bytes, std::vector<BlockId>& blocks);
+    std::optional<Full> try_save(SequenceId id, const std::vector<std::byte>& bytes, std::vector<BlockId>& blocks);
     void restore(Sequence& sequence, const std::vector<std::byte>& bytes);
     void index_block(Sequence& sequence, std::size_t j);
     StorePiece saved_piece(const std::vector<BlockId>& blocks, std::size_t unit, std::byte* data) const noexcept

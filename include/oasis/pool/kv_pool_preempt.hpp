@@ -28,7 +28,7 @@ void KVPool<Eviction, Store, Hasher>::for_each_cell(const Sequence& sequence, co
 
 /// Blocks of the slow tier that hold `bytes`, unit by unit.
 template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
-std::optional<Full> KVPool<Eviction, Store, Hasher>::try_save(const std::vector<std::byte>& bytes, std::vector<BlockId>& blocks)
+std::optional<Full> KVPool<Eviction, Store, Hasher>::try_save(SequenceId id, const std::vector<std::byte>& bytes, std::vector<BlockId>& blocks)
 {
     const std::size_t per_block = shape_.slow_block_bytes();
     const auto count = static_cast<std::int64_t>((bytes.size() + per_block - 1) / per_block);
@@ -47,7 +47,7 @@ std::optional<Full> KVPool<Eviction, Store, Hasher>::try_save(const std::vector<
         const StorePiece place = saved_piece(blocks, unit, piece.data());
         if (blocks_.store().write(place)) { continue; }
         drop_saved(blocks);
-        throw StoreError(detail::text("slow tier: write of ", shape_.unit_bytes, " bytes of a preempted sequence (block ", raw(place.block), " layer ", place.layer, " set ",
+        throw StoreError(detail::text("slow tier: write of ", shape_.unit_bytes, " bytes of preempted sequence ", raw(id), " (block ", raw(place.block), " layer ", place.layer, " set ",
                                       place.set, ") failed"));
     }
     return std::nullopt;
@@ -67,7 +67,7 @@ std::optional<Full> KVPool<Eviction, Store, Hasher>::try_preempt(Sequence& seque
     std::memcpy(bytes.data(), logical.data(), bytes.size());
     for_each_cell(sequence, saved, [&](const std::byte* cell, std::size_t size) { bytes.insert(bytes.end(), cell, cell + size); });
     saved.bytes = bytes.size();
-    if (const auto full = try_save(bytes, saved.blocks); full) { return full; }
+    if (const auto full = try_save(sequence.id, bytes, saved.blocks); full) { return full; }
 
     for (std::int32_t unit = 0; unit < shape_.units(); ++unit) { sequence.logical.clear_unit(unit, logical_observer(sequence)); }
     sequence.logical = LogicalSets();
