@@ -149,7 +149,7 @@ inline double estimate(const Shape& shape, const SubBlock& sub, const Row& q, do
     }
     double result = sum * scale + std::log(double(sub.tokens));
     if (shape.kind == Kind::kSpread) {
-        result += square * sub.root * sub.root * scale * scale / (2.0 * double(shape.head_dim));
+        result += 0.6 * square * sub.root * sub.root * scale * scale / double(shape.head_dim);
     }
     return result;
 }

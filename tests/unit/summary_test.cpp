@@ -43,9 +43,9 @@ TEST_P(SummaryCases, Golden1_BoundsAndMeans)
     }
 }
 
-TEST_P(SummaryCases, SpreadIsTheFormulaOfTheStudy)
+TEST_P(SummaryCases, SpreadIsTheFormulaOfTheDesignPage)
 {
-    // q . mu / sqrt(d) + log n + (|q|^2 / d) sigma2 / (2 d), with two keys per sub-block and 0.5 in one channel.
+    // s q . mu + log n + 0.6 s^2 |q|^2 sigma2 / d with s = 1/8, two keys per sub-block and 0.5 in one channel.
     std::vector<float> keys(16 * 64, 0.0F);
     for (std::size_t t = 0; t < 16; ++t) {
         keys[t * 64] = t % 2 ? 3.0F : 1.0F;      // mean 2, variance 1
@@ -54,7 +54,7 @@ TEST_P(SummaryCases, SpreadIsTheFormulaOfTheStudy)
     std::vector<float> q(64, 0.5F);
     auto sequence = stock_sequence({SummaryKind::kSpread, 2, SummaryCode::kF32}, 64, 16, 0, *GetParam());
     sequence.set_keys(keys);
-    const float sub = 0.5F * 2.0F / 8.0F + std::log(2.0F) + (64 * 0.25F / 64.0F) * 5.0F / 128.0F;
+    const float sub = 0.5F * 2.0F / 8.0F + std::log(2.0F) + 0.6F * (64 * 0.25F / 64.0F) * 5.0F / 64.0F;
     EXPECT_NEAR(sequence.score(q, 1, {15}, 0.125F)[0], sub + std::log(8.0F), 1e-5F);
 }
 

@@ -58,10 +58,13 @@ public:
         if (kind_ != SummaryKind::kSpread) { return; }
         float square = 0.0F;
         for (std::int32_t c = 0; c < head_dim; ++c) { square += weights.plane[0][c] * weights.plane[0][c]; }
-        *weights.spread = square / (2.0F * static_cast<float>(head_dim));
+        *weights.spread = kSpreadFactor * square / static_cast<float>(head_dim);
     }
 
 private:
+    /// 1/2 for keys that vary alike in every direction. Queries look where keys vary more: docs/design/score.md has what was measured.
+    static constexpr float kSpreadFactor = 0.6F;
+
     static void mean(KeyRows keys, float* out)
     {
         // Dividing first keeps large keys finite; it is exact for the usual powers of two.
