@@ -57,6 +57,45 @@ WorldOptions world_of(std::uint64_t seed)
     return o;
 }
 
+/// The same with transfers in the background, over a store that is slow and fails, and all that an engine may do meanwhile.
+WorldOptions background_world_of(std::uint64_t seed)
+{
+    WorldOptions o = world_of(seed + 1000);
+    std::mt19937_64 random(seed * 104729 + 3);
+    const auto below = [&](std::uint64_t n) { return std::int32_t(random() % n); };
+    const auto pick = [&]<class T>(std::initializer_list<T> of) { return of.begin()[below(of.size())]; };
+    CacheConfig& c = o.config;
+    constexpr std::int32_t kThreads[] = {1, 2, 4, 2, 1, 4, 2, 0};
+    c.transfer_threads = kThreads[seed % 8];
+    const std::int32_t b = c.block_tokens;
+    c.budgets.sink = pick({0, 16});
+    c.budgets.recent = pick({16, 24});
+    c.budgets.fetch = std::int32_t(forced_blocks(c.budgets, b) + 2 + below(3)) * b;
+    c.budgets.attend = c.budgets.fetch + below(3) * b;
+    c.budgets.logical_resident = c.budgets.attend;
+    c.dense_below = pick({-1, -1, 0, 200});
+    c.prefetch_cap = pick({1, 1, 3}) * b;
+    c.live_cap = below(4) == 0;
+    c.lookahead = pick({LookaheadSource::kRows, LookaheadSource::kRows, LookaheadSource::kSame, LookaheadSource::kNone});
+    c.limits = {.max_sequences = 4, .max_rows = 128, .max_context = 960};
+    if (c.fast_bytes > 0) { // the caps take landing slots too
+        const Footprint f = footprint(c);
+        c.fast_bytes = f.landing_bytes + std::size_t(2 + below(2)) * f.fast_bytes_per_sequence + std::size_t(2000 + below(1000)) * f.summary_bytes_per_token;
+    }
+    if (below(3) > 0) { c.slow_bytes = std::size_t(3000 + below(2400)) * footprint(c).slow_bytes_per_token; }
+    if (seed % 8 == 5) { // time decides what is read, so that only the books can be compared
+        c.miss = pick({MissPolicy::kBounded, MissPolicy::kResidentOnly});
+        c.summary.kind = SummaryKind::kMinMax;
+        c.miss_epsilon = 0.05F;
+        c.miss_deadline_us = pick({0, 100});
+        o.compare = false;
+    }
+    o.long_lived = o.slow_store = o.preempts = o.outsiders = o.write_failures = true;
+    // With int8 what is cut deeply is read back coded, and a neighbour's native form would show.
+    o.read_failures = c.block_code == BlockCode::kNative || !o.forks;
+    return o;
+}
+
 class CacheRandom : public testing::TestWithParam<int> {};
 
 TEST_P(CacheRandom, OutputsAndBooksHold)
@@ -67,6 +106,20 @@ TEST_P(CacheRandom, OutputsAndBooksHold)
     EXPECT_GT(world.rows_compared(), 100);
 }
 INSTANTIATE_TEST_SUITE_P(Seeds, CacheRandom, testing::Range(0, long_tests() ? 200 : 16));
+
+class CacheRandomBackground : public testing::TestWithParam<int> {};
+
+TEST_P(CacheRandomBackground, OutputsAndBooksHold)
+{
+    const auto seed = std::uint64_t(GetParam());
+    const WorldOptions options = background_world_of(seed);
+    World world(options, seed);
+    world.run_steps(long_tests() ? 4000 : 625);
+    if (options.compare) { EXPECT_GT(world.rows_compared(), 100); }
+    EXPECT_GT(world.resumed(), 0);
+    EXPECT_GT(world.store_errors(), 0);
+}
+INSTANTIATE_TEST_SUITE_P(Seeds, CacheRandomBackground, testing::Range(0, long_tests() ? 160 : 16));
 
 } // namespace
 } // namespace oasis::test

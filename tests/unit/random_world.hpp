@@ -5,9 +5,12 @@
 #pragma once
 
 #include "cache_fixture.hpp"
+#include "random_world_store.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace oasis::test {
@@ -19,6 +22,13 @@ struct WorldOptions {
     bool forks = true;
     bool deep_truncates = true;           ///< below what the sequence holds in native form
     bool pressure = false;                ///< the engine removes sequences when fast memory is short
+    bool long_lived = false;              ///< long prompts, few removals, shallow cuts: most rows are sparse
+    bool slow_store = false;              ///< calls of the slow tier take their time
+    bool read_failures = false;           ///< reads of the slow tier fail: sequences are lost, cut and computed again
+    bool write_failures = false;          ///< writes fail: steps are repeated
+    bool preempts = false;                ///< sequences leave fast memory and come back
+    bool outsiders = false;               ///< another thread cancels, removes and asks for statistics while a step runs
+    bool compare = true;                  ///< outputs are the shadow's in every bit: not where the miss policy skips
 };
 
 /// Runs rows whose content is a function of (token id, position), so that equal prefixes have equal K and V.
@@ -95,7 +105,9 @@ private:
         c.limits.max_sequences = 1;
         c.fast_bytes = c.slow_bytes = 0;
         c.share_prefixes = false;
-        c.prefetch_cap = 0;
+        c.prefetch_cap = c.transfer_threads = 0;
+        c.live_cap = false;
+        c.miss = MissPolicy::kExact;
         return c;
     }
     std::vector<std::vector<float>> append(std::span<const TokenId> ids, bool is_prefill)
@@ -118,14 +130,23 @@ private:
 
 class World {
 public:
-    World(WorldOptions options, std::uint64_t seed) : o_(std::move(options)), random_(seed), residency_(o_.config.shape.layers, sets_of(o_.config))
+    World(WorldOptions options, std::uint64_t seed)
+        : o_(std::move(options)), random_(seed), residency_(o_.config.shape.layers, sets_of(o_.config)), dice_(seed * 31 + 7)
     {
+        dice_.slow = o_.slow_store ? 100 : 0;
         Callbacks callbacks;
         callbacks.on_event = [this](const Event& e) { EXPECT_TRUE(residency_.apply(e)) << name(e.kind) << " " << name(e.reason) << " block " << raw(e.block); };
         if (o_.pressure) {
             callbacks.on_pressure = [this](std::size_t) { return relieve(); };
         }
-        cache_ = std::make_unique<Cache>(o_.config, std::move(callbacks));
+        callbacks.on_failure = [this](SequenceId, std::string_view) { ++failures_told_; };
+        PolicySet<DefaultPolicies<cpu::Backend, float>> policies;
+        policies.store_factory = [this](const StoreOptions& store_options) {
+            auto watched = std::make_unique<WatchedStore>(store_options);
+            store_ = watched.get();
+            return erase_store(std::make_unique<fault::FailingStore<WatchedStore>>(std::move(watched), store_options.unit_bytes, dice_.plan()));
+        };
+        cache_ = std::make_unique<Cache>(o_.config, std::move(callbacks), std::move(policies));
         runner_ = std::make_unique<RowRunner<Cache>>(*cache_, o_.windows, o_.threads);
         for (auto& book : books_) {
             for (TokenIndex p = 0; p < o_.config.limits.max_context; ++p) { book.push_back(TokenId(below(1000))); }
@@ -135,17 +156,20 @@ public:
 
     void run(std::int32_t operations)
     {
-        for (std::int32_t i = 0; i < operations; ++i) {
-            const char* what = operate();
-            check();
-            if (testing::Test::HasFailure()) {
-                ADD_FAILURE() << "after operation " << i << ": " << what << "; " << describe();
-                return;
-            }
-        }
+        for (std::int32_t i = 0; i < operations && go(); ++i) {}
+    }
+    /// Until so many steps were tried, then an orderly end.
+    void run_steps(std::int64_t steps)
+    {
+        while (steps_ < steps && go()) {}
+        if (!testing::Test::HasFailure()) { finish(); }
     }
     std::int64_t rows_compared() const { return rows_compared_; }
     std::int64_t refusals() const { return refusals_; }
+    std::int64_t losses() const { return losses_; }
+    std::int64_t resumed() const { return resumed_; }
+    std::int64_t store_errors() const { return store_errors_; }
+    Counters counters() const { return cache_->stats().counters; }
     std::string describe() const
     {
         const CacheConfig& c = o_.config;
@@ -153,7 +177,9 @@ public:
                                    " scope ", +raw(c.scope), " may ", +raw(c.may), " attend ", c.budgets.attend, " fetch ", c.budgets.fetch, " logical ",
                                    c.budgets.logical_resident, " recent ", c.budgets.recent, " dense_below ", c.dense_below, " prefetch ", c.prefetch_cap, " windows ",
                                    o_.windows[0], " ", o_.windows[1], " dense layers ", c.dense_layers.size(), " fast ", c.fast_bytes, " slow ", c.slow_bytes,
-                                   " threads ", o_.threads, " forks ", o_.forks, " deep ", o_.deep_truncates);
+                                   " threads ", o_.threads, " forks ", o_.forks, " deep ", o_.deep_truncates, " transfer threads ", c.transfer_threads, " live cap ", c.live_cap,
+                                   " lookahead ", +raw(c.lookahead), " miss ", +raw(c.miss), " slow ", o_.slow_store, " failing reads ", o_.read_failures, " writes ",
+                                   o_.write_failures, " preempts ", o_.preempts, " outsiders ", o_.outsiders);
     }
 
 private:
@@ -171,6 +197,7 @@ private:
         std::vector<TokenId> pending; ///< of the prompt, not yet prefilled
         std::vector<Happened> history;
         std::unique_ptr<Shadow> shadow;
+        bool preempted = false;
     };
     struct Part {
         Live* live = nullptr;
@@ -178,19 +205,42 @@ private:
         std::vector<TokenId> ids;
         std::int32_t accept = 0;
         bool tell_ids = true;
+        bool lost = false; ///< a block of the sequence was not delivered in this step: its rows are not what they should be
     };
 
     std::uint32_t below(std::uint64_t n) { return n < 2 ? 0 : std::uint32_t(random_() % n); }
     bool chance(std::uint32_t percent) { return below(100) < percent; }
     Live& any() { return *live_[below(live_.size())]; }
+    /// One that is in fast memory, or none.
+    Live* any_active()
+    {
+        std::vector<Live*> active;
+        for (const auto& live : live_) {
+            if (!live->preempted) { active.push_back(live.get()); }
+        }
+        return active.empty() ? nullptr : active[below(active.size())];
+    }
 
+    bool go();
     const char* operate();
+    const char* operate_on(std::uint32_t dice, bool dropped);
     void check();
+    void check_bytes();
     void create();
-    void fork();
-    bool truncate();
+    void fork(Live& parent);
+    bool truncate(Live& live);
+    bool cut(Live& live, TokenIndex to, bool compute_again);
     void remove(std::size_t i);
+    bool preempt(Live& live);
+    bool resume(Live& live);
+    bool recover();
+    void finish();
+    void arm();
+    void forget_removed();
+    void make_way();
     void step(bool dropped);
+    std::vector<Part> draw_parts();
+    void meddle(const std::vector<Part>& parts);
     Part part_of(Live& live, std::int32_t room);
     void settle(const Part& part, std::span<const std::vector<float>> rows, bool attended);
     std::size_t relieve();
@@ -214,13 +264,24 @@ private:
     WorldOptions o_;
     std::mt19937_64 random_;
     ResidencyMap residency_;
+    FaultDice dice_;
+    WatchedStore* store_ = nullptr; ///< the cache's
     std::unique_ptr<Cache> cache_;
     std::unique_ptr<RowRunner<Cache>> runner_;
     std::vector<TokenId> books_[2];
     std::vector<std::unique_ptr<Live>> live_;
     std::vector<SequenceId> busy_; ///< not to be removed under pressure
+    std::vector<SequenceId> leaving_; ///< asked to be removed with the next step that begins or is committed
+    std::optional<std::thread> outsider_;
+    std::int64_t operations_ = 0;
+    std::int64_t barren_ = 0;      ///< creations refused by an empty cache
+    std::int64_t steps_ = 0;
     std::int64_t rows_compared_ = 0;
     std::int64_t refusals_ = 0;
+    std::int64_t losses_ = 0;
+    std::int64_t failures_told_ = 0;
+    std::int64_t store_errors_ = 0;
+    std::int64_t resumed_ = 0;
     bool dropped_ = false;         ///< the last operation was a step that was not committed
 };
 

@@ -180,6 +180,12 @@ public:
     /// Sets how much fast memory there is; returns what was reached. 0: as much as is needed.
     std::size_t resize_fast(std::size_t bytes)
     {
+        if (bytes == 0) {
+            shape_.config.fast_bytes = 0;
+            make_room(0, 0, 0, 0);
+            blocks_.native().trim();
+            return fast_capacity();
+        }
         const std::size_t least = other_bytes(0, 0, 0) + std::size_t(reserved_slots_ + shape_.landing_slots) * shape_.unit_bytes;
         shape_.config.fast_bytes = std::max(bytes, least);
         make_room(0, 0, 0, 0);
