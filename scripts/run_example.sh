@@ -16,9 +16,11 @@ cmake -S "$OASIS_ROOT" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DOASIS_B
 cmake --build "$build" --parallel "$(build_jobs)" --target oasis-decode
 
 if (($# == 0)); then
-    # 6,000 tokens of a real text, then a question about it: every step reads and keeps a small part of the context.
+    # 6,000 tokens of a real text, then a question about it: every step reads and keeps a small part of the context. The
+    # model's draft head guesses tokens, which are verified several at a time.
     set -- run "$OASIS_MODEL" --chat --file /usr/share/common-licenses/GPL-3 --tokens 6000 \
-        --prompt "What is this text? Answer in two sentences." --max-tokens 96 --attend-budget 1024
+        --prompt "What is this text? Answer in two sentences." --max-tokens 96 --attend-budget 1024 \
+        --draft mtp --lookahead none # all tiers are RAM here: nothing to fetch ahead
 fi
 say "oasis-decode $*"
 exec "$build/examples/decoder/oasis-decode" "$@"

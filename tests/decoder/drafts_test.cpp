@@ -257,9 +257,15 @@ TEST_F(Lossless, GreedyTextIsTheSameWhateverIsDrafted)
     }
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::uint64_t kSeeds = 4; // what sanitizers look for does not depend on the seed
+#else
+constexpr std::uint64_t kSeeds = 100;
+#endif
+
 TEST_F(Lossless, SampledTextIsTheSameForAHundredSeeds)
 {
-    for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
         SCOPED_TRACE(seed);
         Way way{.settings = narrow(), .tokens = 16, .temperature = seed % 2 ? 0.6 : 1.0, .seed = seed};
         way.settings.lookahead = seed % 3 ? oasis::LookaheadSource::kRows : oasis::LookaheadSource::kSame;
@@ -330,6 +336,32 @@ TEST_F(Lossless, ForcedRowsHaveTheSameLogitsWhateverIsDrafted)
             EXPECT_GT(usage.drafts.verifications, 0);
         }
         if (source == DraftSource::kOracle) { EXPECT_EQ(usage.drafts.verifications, 8); } // 39 rows, 5 a step
+    }
+}
+
+TEST_F(Lossless, DraftsThatHardlyStandArePaused)
+{
+    Way way{.settings = narrow(), .tokens = 80};
+    const Outcome plain = with(way, DraftSource::kNone);
+    Ids text = start_->ids;
+    text.insert(text.end(), plain.text.begin(), plain.text.end());
+    for (const bool right : {false, true}) {
+        Drafting drafting{.drafter = nullptr, .tokens = 1, .gated = true};
+        if (right) {
+            drafting.drafter = std::make_unique<OracleDrafter>(text);
+        } else {
+            drafting.drafter = std::make_unique<WrongDrafter>(text, engine_->vocabulary());
+        }
+        const Outcome drafted = write(*engine_, *start_, way, std::move(drafting));
+        expect_same(plain, drafted);
+        const DraftStats& drafts = drafted.usage.drafts;
+        if (right) {
+            EXPECT_EQ(drafts.drafted, drafts.verifications);
+        } else {
+            EXPECT_EQ(drafts.verifications, 78);
+            EXPECT_GT(drafts.drafted, 12) << "some are tried, then one now and then";
+            EXPECT_LT(drafts.drafted, 20);
+        }
     }
 }
 

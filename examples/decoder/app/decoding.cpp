@@ -70,6 +70,15 @@ template <class Work> auto aside(double& seconds, const Work& work)
 
 } // namespace
 
+bool DraftGate::open() noexcept { return pause_ == 0 || --pause_ == 0; }
+
+void DraftGate::saw(std::int32_t stood_drafts) noexcept
+{
+    constexpr double weight = 0.1;
+    mean_ += weight * (static_cast<double>(stood_drafts) - mean_);
+    pause_ = mean_ < kLeast ? kPause : 0;
+}
+
 std::int32_t Decoding::step(TokenId last, std::int64_t most, const Choose& choose)
 {
     expects(most >= 1, "Decoding::step: ", most, " rows");
@@ -78,8 +87,10 @@ std::int32_t Decoding::step(TokenId last, std::int64_t most, const Choose& choos
     const bool first = rows_ == 0;
     tokens_.assign(1, last);
     std::size_t verified = 1;
+    bool tried = false;
     if (drafting.drafter) {
-        const std::int64_t wanted = first ? 0 : std::min<std::int64_t>(drafting.tokens, most - 1);
+        const bool drafts = !first && (!drafting.gated || gate_.open());
+        const std::int64_t wanted = drafts ? std::min<std::int64_t>(drafting.tokens, most - 1) : 0;
         // The row ahead is worth its time only where another step follows.
         const std::int64_t ahead = drafting.lookahead_row && wanted + 1 < most ? 1 : 0;
         for (const Draft& draft :
@@ -87,6 +98,7 @@ std::int32_t Decoding::step(TokenId last, std::int64_t most, const Choose& choos
             tokens_.push_back(draft.token);
         }
         verified = std::min(tokens_.size(), static_cast<std::size_t>(wanted + 1));
+        tried = wanted > 0;
     }
     const bool counts = drafting.drafter && !first;
     double seconds = 0;
@@ -105,6 +117,7 @@ std::int32_t Decoding::step(TokenId last, std::int64_t most, const Choose& choos
                 if (choice.last || !right) { return static_cast<std::int32_t>(row + 1); }
             }
         });
+    if (tried) { gate_.saw(stood - 1); }
     if (counts) {
         ++drafts_.verifications;
         drafts_.tokens += stood;

@@ -28,7 +28,7 @@ struct DraftStats {
     void add(const DraftStats& other);
     /// NaN without verifications.
     double tokens_per_verification() const noexcept;
-    /// Share of the drafts of an index that were right, given that those before them were; ends with the last index used.
+    /// Share of the drafts of an index that were right, given that those before them were, up to the last index used.
     std::vector<double> acceptance() const;
 };
 
@@ -49,6 +49,22 @@ struct Usage {
 
 /// The usage between three readings of the counters.
 Usage usage_between(const oasis::Counters& start, const oasis::Counters& after_first, const oasis::Counters& end);
+
+/// Says when drafting does not pay: after steps in which drafts hardly stood it lets most steps go without, and tries
+/// again now and then. It counts steps, not time, so that a run can be repeated.
+class DraftGate {
+public:
+    static constexpr double kLeast = 0.3;      ///< drafts that must stand per step, on average over the last ones
+    static constexpr std::int32_t kPause = 15; ///< steps without drafts between two tries
+
+    bool open() noexcept;
+    /// What came of a step for which the gate was open.
+    void saw(std::int32_t stood_drafts) noexcept;
+
+private:
+    double mean_ = 1;
+    std::int32_t pause_ = 0;
+};
 
 /// Runs the steps of a session with its drafts and keeps the books.
 class Decoding {
@@ -82,6 +98,7 @@ private:
     std::int64_t rows_ = 0;
     double seconds_ = 0;
     DraftStats drafts_;
+    DraftGate gate_;
     std::vector<oasis::TokenId> tokens_;
 };
 

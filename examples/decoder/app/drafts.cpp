@@ -192,7 +192,8 @@ Drafting make_drafting(Engine& engine, const Settings& settings, const std::file
     Drafting out{.drafter = nullptr,
                  .tokens = settings.resolved_draft_tokens(),
                  .floor = settings.resolved_draft_floor(),
-                 .lookahead_row = settings.lookahead == oasis::LookaheadSource::kRows};
+                 .lookahead_row = settings.lookahead == oasis::LookaheadSource::kRows,
+                 .gated = !settings.draft_floor.has_value()};
     switch (settings.draft) {
     case DraftSource::kNone: break;
     case DraftSource::kLookup: out.drafter = std::make_unique<LookupDrafter>(); break;

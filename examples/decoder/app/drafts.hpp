@@ -110,9 +110,10 @@ struct Drafting {
     std::int32_t tokens = 0;            ///< drafts to verify in a step
     double floor = 0;                   ///< drafts of less confidence are not used
     bool lookahead_row = false;         ///< one more draft goes ahead as a lookahead row
+    bool gated = false;                 ///< most steps go without drafts while these hardly stand
 };
 
-/// The drafts that the settings ask for, for a sequence of up to `context` tokens. `truth` is the whole text where it is
+/// The drafts that the settings ask for, for a sequence of up to `context` tokens. `truth`: the whole text, if it is
 /// known. The model's file says where its head is looked for.
 Drafting make_drafting(Engine& engine, const Settings& settings, const std::filesystem::path& model,
                        std::int64_t context, std::span<const oasis::TokenId> truth = {});

@@ -77,7 +77,7 @@ constexpr std::array drafts = {Word<DraftSource>{"none", DraftSource::kNone},
 constexpr std::int32_t kMostTokens = 1 << 30;
 // A head says how sure it is: its chains may be long, because they end where they are likely to fail.
 constexpr std::int32_t kDefaultHeadTokens = 7;
-constexpr double kDefaultHeadFloor = 0.05;
+constexpr double kDefaultHeadFloor = 0.02;
 constexpr std::int32_t kDefaultDraftTokens = 4;
 constexpr std::int32_t kDefaultCap = 256;
 
@@ -180,12 +180,15 @@ constexpr SettingInfo infos[] = {
      "guess tokens and verify several in a step; the text stays the same: none, lookup (earlier text that ends alike), "
      "mtp (the model's draft head, mtp.safetensors beside it), mtp:FILE, or oracle (the true text; compare and eval)",
      set_draft, get_draft},
-    {"draft-tokens", "N", "drafts to verify in a step, 0 to 7; default 7 of mtp, else 4; 0: a draft serves only to look ahead",
+    {"draft-tokens", "N",
+     "drafts to verify in a step, 0 to 7; default 7 of mtp, else 4; 0: a draft serves only to look ahead",
      [](Settings& s, std::string_view v) {
          s.draft_tokens = parse_number<std::int32_t>(v, 0, oasis::kMaxVerifyRows - 1, "--draft-tokens");
      },
      [](const Settings& s) { return std::to_string(s.resolved_draft_tokens()); }},
-    {"draft-floor", "P", "use no draft that stands with less probability, as its source estimates it; default 0.05 of mtp, else 0",
+    {"draft-floor", "P",
+     "use no draft that stands with less probability, as its source estimates it; default 0.02 of mtp, else 0, with "
+     "pauses while drafts hardly stand",
      set_draft_floor, [](const Settings& s) { return fmt::format("{}", s.resolved_draft_floor()); }},
     {"lookahead", "SOURCE",
      "guess of what the next step reads: rows (of one more draft, else of this step), same (of this step) or none",
