@@ -130,7 +130,8 @@ private:
 class FaultyCache {
 public:
     explicit FaultyCache(const CacheConfig& config, Callbacks callbacks = {}, std::size_t threads = 1)
-        : cache(config, told(std::move(callbacks)), policies()), engine(cache, threads)
+        : map(config.shape.layers, config.scope == SelectionScope::kLayer ? 1 : config.shape.kv_heads), cache(config, told(std::move(callbacks)), policies()),
+          engine(cache, threads)
     {
     }
     ~FaultyCache() { script.gate.open(); }
@@ -176,8 +177,7 @@ public:
     void expect_map(const std::string& after)
     {
         cache.pool().check();
-        const PoolShape& shape = cache.pool().shape();
-        const ResidencyMap map = log.replay(shape.config.shape.layers, shape.sets);
+        ASSERT_EQ(contradictions, 0) << after << ": of " << log.events().size() << " events";
         for_each_unit([&](BlockId block, LayerId layer, std::int32_t set, const std::byte* data) {
             ASSERT_EQ(map.resident(Tier::kFast, block, layer, set), data != nullptr) << after << ": fast, block " << raw(block) << " layer " << layer << " set " << set;
             ASSERT_EQ(map.resident(Tier::kSlow, block, layer, set), cache.pool().blocks()[block].sealed) << after << ": slow, block " << raw(block);
@@ -222,6 +222,8 @@ public:
 
     StoreScript script;
     EventLog log;
+    ResidencyMap map;       ///< that the events lead to
+    int contradictions = 0; ///< events that did not fit those before them
     std::vector<std::pair<SequenceId, std::string>> failures;
     RamStore* ram = nullptr; ///< behind the faults
     StockCache cache;
@@ -232,6 +234,7 @@ private:
     {
         callbacks.on_event = [this, also = std::move(callbacks.on_event)](const Event& e) {
             log.on_event(e);
+            contradictions += !map.apply(e);
             if (also) { also(e); }
         };
         callbacks.on_failure = [this](SequenceId id, std::string_view what) { failures.emplace_back(id, what); };
