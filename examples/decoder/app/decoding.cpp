@@ -100,7 +100,6 @@ std::int32_t Decoding::step(TokenId last, std::int64_t most, const Choose& choos
         verified = std::min(tokens_.size(), static_cast<std::size_t>(wanted + 1));
         tried = wanted > 0;
     }
-    const bool counts = drafting.drafter && !first;
     double seconds = 0;
     const std::span<const TokenId> all(tokens_);
     const std::int32_t stood =
@@ -110,15 +109,15 @@ std::int32_t Decoding::step(TokenId last, std::int64_t most, const Choose& choos
                 const Choice choice = aside(seconds, [&] { return choose(logits.subspan(row * width, width)); });
                 const bool drafted = row + 1 < verified;
                 const bool right = drafted && choice.token == tokens_[row + 1];
-                if (counts && drafted) {
+                if (drafted) {
                     ++drafts_.judged[row];
                     drafts_.accepted[row] += right ? 1 : 0;
                 }
                 if (choice.last || !right) { return static_cast<std::int32_t>(row + 1); }
             }
         });
-    if (tried) { gate_.saw(stood - 1); }
-    if (counts) {
+    if (tried) {
+        gate_.saw(stood - 1);
         ++drafts_.verifications;
         drafts_.tokens += stood;
         drafts_.drafted += static_cast<std::int64_t>(verified) - 1;
@@ -142,6 +141,7 @@ void Decoding::count(std::int32_t rows, double seconds)
 {
     if (rows_ == 0) { after_first_ = session_.stats().counters; }
     rows_ += rows;
+    ++steps_;
     seconds_ += seconds;
 }
 
@@ -150,6 +150,7 @@ Usage Decoding::usage() const
     const oasis::Stats stats = session_.stats();
     Usage out = usage_between(start_, after_first_, stats.counters);
     out.rows = rows_;
+    out.steps = steps_;
     out.seconds = seconds_;
     out.fast_bytes = stats.fast_bytes;
     out.slow_bytes = stats.slow_bytes;

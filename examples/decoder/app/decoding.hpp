@@ -19,7 +19,7 @@ namespace oasis_decode {
 struct DraftStats {
     static constexpr std::size_t kMost = oasis::kMaxVerifyRows - 1;
 
-    std::int64_t verifications = 0;             ///< steps that could verify drafts, whether or not there were any
+    std::int64_t verifications = 0;             ///< steps that asked for drafts to verify, whether or not there were any
     std::int64_t tokens = 0;                    ///< rows that stood in them
     std::int64_t drafted = 0;                   ///< drafts that were verified
     std::array<std::int64_t, kMost> judged{};   ///< drafts of an index that those before it led to
@@ -35,6 +35,7 @@ struct DraftStats {
 /// What a stretch of decoding cost, from differences of the cache's counters.
 struct Usage {
     std::int64_t rows = 0;
+    std::int64_t steps = 0;
     double seconds = 0;
     double captured_mass = 0;   ///< NaN unless measured
     double attended_tokens = 0; ///< per row, layer and set
@@ -96,6 +97,7 @@ private:
     oasis::Counters start_;
     oasis::Counters after_first_;
     std::int64_t rows_ = 0;
+    std::int64_t steps_ = 0;
     double seconds_ = 0;
     DraftStats drafts_;
     DraftGate gate_;

@@ -43,6 +43,7 @@ struct Score {
     std::map<Cell, Tally> cells{};
     Mean kl{}, top1{}, log_ratio{}, captured{}, attended{}, fetched{}, resident{};
     std::int64_t rows = 0;
+    std::int64_t steps = 0;
     double seconds = 0;
     std::size_t fast_bytes = 0;
     std::size_t slow_bytes = 0;
@@ -64,6 +65,7 @@ struct Score {
             if (value == value) { mean->add(value); }
         }
         rows += usage.rows;
+        steps += usage.steps;
         seconds += usage.seconds;
         fast_bytes = std::max(fast_bytes, usage.fast_bytes);
         slow_bytes = std::max(slow_bytes, usage.slow_bytes);
@@ -256,6 +258,7 @@ Report to_report(const Score& score)
     out["kl"] = score.kl.value();
     out["top1"] = score.top1.value();
     add_usage(out, {.rows = score.rows,
+                    .steps = score.steps,
                     .seconds = score.seconds,
                     .captured_mass = score.captured.value(),
                     .attended_tokens = score.attended.value(),

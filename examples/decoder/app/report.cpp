@@ -89,6 +89,7 @@ void add_usage(Report& to, const Usage& usage)
     to["fetched_tokens"] = usage.fetched_tokens;
     to["resident_at_use"] = usage.resident_at_use;
     to["tokens_per_second"] = usage.tokens_per_second();
+    to["steps"] = usage.steps;
     to["verifications"] = usage.drafts.verifications;
     to["tokens_per_verification"] = usage.drafts.tokens_per_verification();
     to["draft_acceptance"] = usage.drafts.acceptance();
