@@ -193,7 +193,7 @@ Drafting make_drafting(Engine& engine, const Settings& settings, const std::file
                  .tokens = settings.resolved_draft_tokens(),
                  .floor = settings.resolved_draft_floor(),
                  .lookahead_row = settings.lookahead == oasis::LookaheadSource::kRows,
-                 .gated = !settings.draft_floor.has_value()};
+                 .gated = settings.resolved_draft_floor() > 0};
     switch (settings.draft) {
     case DraftSource::kNone: break;
     case DraftSource::kLookup: out.drafter = std::make_unique<LookupDrafter>(); break;

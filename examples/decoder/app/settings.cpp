@@ -187,8 +187,8 @@ constexpr SettingInfo infos[] = {
      },
      [](const Settings& s) { return std::to_string(s.resolved_draft_tokens()); }},
     {"draft-floor", "P",
-     "use no draft that stands with less probability, as its source estimates it; default 0.02 of mtp, else 0, with "
-     "pauses while drafts hardly stand",
+     "use no draft that stands with less probability, as its source estimates it; default 0.02 of mtp, else 0. "
+     "Above 0 there are pauses while drafts hardly stand",
      set_draft_floor, [](const Settings& s) { return fmt::format("{}", s.resolved_draft_floor()); }},
     {"lookahead", "SOURCE",
      "guess of what the next step reads: rows (of one more draft, else of this step), same (of this step) or none",
