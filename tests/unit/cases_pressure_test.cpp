@@ -56,6 +56,7 @@ TEST(PressureCases, POOL_01_TheTailOfAPrefetchIsReleasedOnce)
         if (round % 2 == 0) { bench.engine->cancel_sequence(SequenceId{std::int64_t(round)}); }
         for (const BlockId block : own) { bench.free(block); }
         if (round % 2 == 1) { bench.engine->cancel_dropped(); }
+        EXPECT_EQ(bench.blocks.leaving(), bench.slots.draining()) << "what is copied keeps its block and its slot";
         // Others allocate meanwhile: no block and no slot that somebody still has.
         std::set<BlockId> others;
         std::set<SlotId> slots;

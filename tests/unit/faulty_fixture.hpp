@@ -70,17 +70,26 @@ public:
     }
     void wait_begun(std::size_t calls)
     {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return begun_.size() >= calls; });
+        wait_for("begun", [&] { return begun_.size() >= calls; });
     }
     /// Until so many calls stand before the closed gate.
     void wait_held(std::size_t calls)
     {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return held_ >= calls; });
+        wait_for("held", [&] { return held_ >= calls; });
     }
 
 private:
+    /// Fails, and opens the gate, when it takes longer than any loaded machine would.
+    template <class Ready>
+    void wait_for(const char* what, Ready&& ready)
+    {
+        std::unique_lock lock(mutex_);
+        if (changed_.wait_for(lock, std::chrono::seconds(10), ready)) { return; }
+        ADD_FAILURE() << "calls that were waited for are not " << what;
+        open_ = true;
+        changed_.notify_all();
+    }
+
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     std::size_t held_ = 0;
