@@ -124,7 +124,7 @@ TEST(Acceptance, ChatAnswersTakeTwoTokensAStep)
     int count = 0;
     for (std::string question; std::getline(questions, question); ++count) {
         const Json report = report_of({"run", smollm2_path().string(), "--chat", "--prompt", question, "--max-tokens",
-                                       "200", "--dense-column", "off", "--draft",
+                                       "200", "--dense-column", "off", "--draft-floor", "0.02", "--draft",
                                        "mtp:" + (data_dir() / "smollm2-135m" / "mtp.safetensors").string()});
         ASSERT_FALSE(report.is_null());
         const Json& entry = report["configurations"][0];

@@ -110,7 +110,7 @@ TEST(Settings, DraftsAndLookahead)
     EXPECT_EQ(s.resolved_draft_tokens(), 7);
     set(s, "draft", "mtp");
     EXPECT_EQ(s.draft_file, "") << "the file of before is not kept";
-    EXPECT_DOUBLE_EQ(s.resolved_draft_floor(), 0.02);
+    EXPECT_DOUBLE_EQ(s.resolved_draft_floor(), 0.2);
     set(s, "draft-floor", "0.5");
     EXPECT_DOUBLE_EQ(s.resolved_draft_floor(), 0.5);
     Settings same;

@@ -77,7 +77,7 @@ constexpr std::array drafts = {Word<DraftSource>{"none", DraftSource::kNone},
 constexpr std::int32_t kMostTokens = 1 << 30;
 // A head says how sure it is: its chains may be long, because they end where they are likely to fail.
 constexpr std::int32_t kDefaultHeadTokens = 7;
-constexpr double kDefaultHeadFloor = 0.02;
+constexpr double kDefaultHeadFloor = 0.2;
 constexpr std::int32_t kDefaultDraftTokens = 4;
 constexpr std::int32_t kDefaultCap = 256;
 
@@ -187,7 +187,7 @@ constexpr SettingInfo infos[] = {
      },
      [](const Settings& s) { return std::to_string(s.resolved_draft_tokens()); }},
     {"draft-floor", "P",
-     "use no draft that stands with less probability, as its source estimates it; default 0.02 of mtp, else 0. "
+     "use no draft that stands with less probability, as its source estimates it; default 0.2 of mtp, else 0. "
      "Above 0 there are pauses while drafts hardly stand",
      set_draft_floor, [](const Settings& s) { return fmt::format("{}", s.resolved_draft_floor()); }},
     {"lookahead", "SOURCE",

@@ -56,7 +56,7 @@ struct Settings {
     DraftSource draft = DraftSource::kNone;
     std::string draft_file{};                    ///< of the head; empty: mtp.safetensors beside the model
     std::optional<std::int32_t> draft_tokens{};  ///< default: 7 of a head, else 4
-    std::optional<double> draft_floor{};         ///< least confidence of a draft; default: 0.02 of a head, else 0
+    std::optional<double> draft_floor{};         ///< least confidence of a draft; default: 0.2 of a head, else 0
     oasis::LookaheadSource lookahead = oasis::LookaheadSource::kRows;
     std::optional<std::int32_t> cap{};           ///< of prefetch; default: 256 where there is a guess to follow
 
