@@ -87,6 +87,8 @@ void KVCache<Backend, Element, Policies>::truncate(SequenceId id, TokenIndex len
         Sequence& sequence = expect_active(id, "truncate");
         detail::expects(length >= 0 && length <= sequence.length, "truncate: length ", length, " of sequence ", raw(id), " which has ", sequence.length, " tokens");
         if (length == sequence.length) { return; }
+        // The copy of a shared last block may need a block that the cut frees: it must not be kept by a transfer.
+        if (pool_.blocks().available() == pool_.blocks().cached()) { pipeline_->finish_transfers(journal_); }
         Reopened reopened;
         pool_.truncate(sequence, length, reopened);
         pipeline_->collect(journal_);

@@ -114,6 +114,12 @@ public:
     void cancel(SequenceId sequence, Journal& journal) { journal.counters.cancelled_copies += std::uint64_t(engine_.cancel_sequence(sequence)); }
     /// Waits for the transfers that keep freed blocks and slots; false when there are none.
     bool drain(Journal& journal);
+    /// Gives up guesses and waits for every transfer: what is freed from then on is free at once.
+    void finish_transfers(Journal& journal)
+    {
+        engine_.finish_all();
+        collect(journal);
+    }
     std::int64_t transfers_under_way() const { return engine_.outstanding(); }
 
     /// Makes native forms again after a truncation or at a shared prefix. Returns the first block that could not be read, or none; what does
@@ -196,7 +202,7 @@ private:
     void fill(std::vector<LogicalUndo>& undo, const StepGroup& group, LayerId layer, std::int32_t row, std::int32_t set, Journal& journal);
     bool reads_native(const Sequence& sequence, TokenIndex position, std::int32_t block) const noexcept;
     Read require(const Sequence& sequence, LayerId layer, std::int32_t set, std::int32_t block, Journal& journal);
-    SlotId plan_copy(TransferKind kind, const Sequence& sequence, LayerId layer, std::int32_t set, std::int32_t block);
+    SlotId plan_copy(TransferKind kind, const Sequence& sequence, LayerId layer, std::int32_t set, std::int32_t block, Journal& journal);
     void prefetch(const StepGroup& group, LayerId layer, Journal& journal);
     std::int64_t live_allowance(LayerId layer) const noexcept;
     void wait_for_all(const StepGroup& group, Journal& journal);
@@ -220,6 +226,7 @@ private:
     void attend_rows(Queue queue, const StepGroup& group, LayerId layer, const AttendArgs& args, std::int32_t begin, std::int32_t end, Journal& journal);
     void plan_chunks(const StepGroup& group, LayerId layer, std::int32_t window, std::int32_t begin, std::int32_t end);
     bool settle_chunk(std::size_t chunk);
+    bool awaited(SlotId slot) const noexcept;
     void finish_late_chunks(Queue queue, std::int32_t begin, Journal& journal);
     void skip_negligible(std::int32_t begin, bool overdue, Journal& journal);
     bool wait(Journal& journal, std::optional<Transfer::Clock::time_point> until = std::nullopt);

@@ -70,6 +70,7 @@ void Pipeline<Policies>::seal(Queue queue, const StepGroup& group, LayerId layer
         for (std::size_t i = 0; i < count; ++i) { // a copy of what it held before it was opened again may be under way
             if (is_new(sequence.blocks[std::size_t(first) + i], layer)) { engine_.finish_block(sequence.blocks[std::size_t(first) + i]); }
         }
+        collect(journal); // before a slot of what came meanwhile is emptied again
         queue.executor().parallel_for(count * sets, [&](std::size_t task) {
             const auto block = first + static_cast<std::int32_t>(task / sets);
             failed_[task] = !seal_unit(sequence, block, layer, static_cast<std::int32_t>(task % sets), staging_.data() + task * shape_.unit_bytes);

@@ -164,6 +164,19 @@ void Pipeline<Policies>::finish_late_chunks(Queue queue, std::int32_t begin, Jou
     }
 }
 
+/// Whether a late chunk still waits for the slot: another row or head may, after one gave it up.
+template <class Policies>
+bool Pipeline<Policies>::awaited(SlotId slot) const noexcept
+{
+    return std::any_of(late_chunks_.begin(), late_chunks_.end(), [&](std::size_t chunk) {
+        const ChunkPlace& place = chunk_places_[chunk];
+        for (std::size_t i = place.ref; i < place.ref + place.count; ++i) {
+            if (!skipped_[i] && ref_reads_[i].slot == slot) { return true; }
+        }
+        return false;
+    });
+}
+
 /// Gives up blocks that are on their way: those whose share of the softmax mass is below epsilon for every query head of the KV head, by their
 /// upper bound against the log-sum-exp of what has been read; when the wait is overdue, all. They land later and may serve then.
 template <class Policies>
@@ -197,7 +210,7 @@ void Pipeline<Policies>::skip_negligible(std::int32_t begin, bool overdue, Journ
             }
             if (!overdue && !(share < config_.miss_epsilon)) { continue; }
             skipped_[i] = 1;
-            engine_.demote(ref_reads_[i].slot);
+            if (!awaited(ref_reads_[i].slot)) { engine_.demote(ref_reads_[i].slot); }
             journal.counters.skipped_mass += double(share);
             ++journal.counters.skipped_blocks;
             journal.counters.skipped_tokens += std::uint64_t(tokens_read(rows_[std::size_t(place.row)], ref_reads_[i].block));

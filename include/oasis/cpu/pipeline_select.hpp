@@ -200,10 +200,10 @@ bool Pipeline<Policies>::reads_native(const Sequence& sequence, TokenIndex posit
 
 /// Plans the copy of a unit without a slot. None for a guess that finds no place; anything else must find one.
 template <class Policies>
-SlotId Pipeline<Policies>::plan_copy(TransferKind kind, const Sequence& sequence, LayerId layer, std::int32_t set, std::int32_t block)
+SlotId Pipeline<Policies>::plan_copy(TransferKind kind, const Sequence& sequence, LayerId layer, std::int32_t set, std::int32_t block, Journal& journal)
 {
     const BlockId id = sequence.blocks[std::size_t(block)];
-    const auto slot = engine_.plan(kind, sequence.id, id, layer, set, unit_of(sequence, layer, set, block), now_);
+    const auto slot = engine_.plan(kind, sequence.id, id, layer, set, unit_of(sequence, layer, set, block), now_, [&] { collect(journal); });
     if (slot) { return *slot; }
     if (kind == TransferKind::kPrefetch) { return SlotId::kNone; }
     const NoVictim why = pool_.slots().no_victim();
@@ -218,7 +218,7 @@ auto Pipeline<Policies>::require(const Sequence& sequence, LayerId layer, std::i
     auto& slots = pool_.slots();
     SlotId slot = slots.slot_of(unit_of(sequence, layer, set, block));
     if (slot == SlotId::kNone) {
-        slot = plan_copy(TransferKind::kDemand, sequence, layer, set, block);
+        slot = plan_copy(TransferKind::kDemand, sequence, layer, set, block, journal);
     } else if (slots.in_flight(slot)) {
         engine_.promote(slot);
     } else if (slots.take_prefetched(slot)) {
@@ -261,7 +261,7 @@ void Pipeline<Policies>::fill(std::vector<LogicalUndo>& undo, const StepGroup& g
     sequence.logical.fill(layer * shape_.sets + set, out.ranked.first(std::size_t(out.ranked_count)), plan.position, pool_.logical_observer(sequence), undo);
     for (const std::int32_t block : out.ranked.first(std::size_t(out.ranked_count))) {
         if (reads_native(sequence, plan.position, block) || pool_.slots().slot_of(unit_of(sequence, layer, set, block)) != SlotId::kNone) { continue; }
-        plan_copy(TransferKind::kFill, sequence, layer, set, block);
+        plan_copy(TransferKind::kFill, sequence, layer, set, block, journal);
         journal.counters.initial_tokens += std::uint64_t(tokens_read(plan, block));
     }
 }

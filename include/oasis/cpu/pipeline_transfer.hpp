@@ -141,7 +141,7 @@ void Pipeline<Policies>::prefetch(const StepGroup& group, LayerId layer, Journal
             SlotId slot = pool_.slots().slot_of(unit_of(sequence, layer, set, block));
             if (slot == SlotId::kNone) {
                 if (copies == allowed) { break; }
-                slot = plan_copy(TransferKind::kPrefetch, sequence, layer, set, block);
+                slot = plan_copy(TransferKind::kPrefetch, sequence, layer, set, block, journal);
                 if (slot == SlotId::kNone) { break; }
                 ++copies;
             }

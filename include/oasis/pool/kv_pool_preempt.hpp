@@ -116,17 +116,20 @@ void KVPool<Eviction, Store, Hasher>::restore(Sequence& sequence, const std::vec
     const Preempted saved = std::move(*sequence.preempted);
     sequence.preempted.reset();
     for (auto j = std::size_t(saved.native_begin); j < sequence.blocks.size(); ++j) { blocks_.retain_native(sequence.blocks[j]); }
+    std::vector<const std::byte*> kept; // summaries of coded keys that another sequence went on with
     for (std::size_t g = 0; g < sequence.groups.size(); ++g) {
         const bool native = g >= std::size_t(saved.native_group_begin);
         if (saved.groups[g].freed) {
             sequence.groups[g] = groups_.allocate(native);
         } else if (native) {
+            if (groups_[sequence.groups[g]].sealed) { kept.push_back(groups_[sequence.groups[g]].sealed); }
             groups_.retain_native(sequence.groups[g]);
         }
     }
     const std::byte* from = bytes.data() + saved.logical_words * sizeof(std::int32_t);
     for_each_cell(sequence, saved, [&](std::byte* cell, std::size_t size) {
-        std::memcpy(cell, from, size); // what is shared again gets the bytes it has
+        // What is shared again gets the bytes it has.
+        if (size > 0 && std::find(kept.begin(), kept.end(), cell) == kept.end()) { std::memcpy(cell, from, size); }
         from += size;
     });
     for (std::size_t g = 0; g < sequence.groups.size(); ++g) {

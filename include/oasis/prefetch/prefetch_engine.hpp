@@ -72,11 +72,17 @@ public:
 
     /// Plans the copy of a unit that has no slot, to be started by `start`. Nothing when no slot can be had: see SlotTable::no_victim. Demand
     /// takes the slots of guesses if it must, and waits for transfers that nobody wants; a prefetch only takes what nobody is expected to read.
-    std::optional<SlotId> plan(TransferKind kind, SequenceId sequence, BlockId block, LayerId layer, std::int32_t set, std::int64_t unit, std::uint64_t now)
+    /// `booked()` is called when transfers were booked meanwhile, before a slot of them is emptied again: for reports in the order of things.
+    template <class Booked = void (*)()>
+    std::optional<SlotId> plan(TransferKind kind, SequenceId sequence, BlockId block, LayerId layer, std::int32_t set, std::int64_t unit, std::uint64_t now,
+                               Booked&& booked = [] {})
     {
         const bool prefetch = kind == TransferKind::kPrefetch;
         auto slot = slots_->try_acquire(unit, now, prefetch ? Victims::kUnguarded : Victims::kAny);
-        while (!slot && !prefetch && give_way()) { slot = slots_->try_acquire(unit, now, Victims::kAny); }
+        while (!slot && !prefetch && give_way()) {
+            if (!early_.empty()) { booked(); }
+            slot = slots_->try_acquire(unit, now, Victims::kAny);
+        }
         if (!slot) { return std::nullopt; }
         planned_.push_back({.piece = {block, layer, set, *slot, slots_->generation(*slot)}, .target = slots_->data(*slot), .kind = kind, .sequence = sequence, .serial = serial_});
         return slot;

@@ -108,7 +108,7 @@ public:
         state.wake_demand.notify_all();
     }
 
-    /// A row waits for the slot's transfer now. False when there is none: it is done.
+    /// A row waits for the slot's transfer now, even if it is done and was not taken yet. False when there is none.
     bool promote(SlotId slot)
     {
         State& state = *state_;
@@ -116,7 +116,7 @@ public:
             const std::scoped_lock lock(state.mutex);
             if (index(slot) >= state.nodes.size()) { return false; }
             Node& node = state.nodes[index(slot)];
-            if (node.list == kNone || node.list == kDone) { return false; }
+            if (node.list == kNone) { return false; }
             node.transfer.wanted = true;
             if (node.list != kGuess) { return true; }
             state.remove(index(slot));
