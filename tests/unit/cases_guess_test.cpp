@@ -92,8 +92,8 @@ Course run(const CacheConfig& c, int predictor)
     Engine engine(cache);
     const SequenceId id = cache.create({}).id;
     const SequenceId neighbour = cache.create({}).id;
-    engine.prefill(id, 1, 400);
-    engine.prefill(neighbour, 2, 600);
+    engine.prefill(id, 1, c.limits.max_context - 240);
+    engine.prefill(neighbour, 2, c.limits.max_context - 40);
     Course result;
     for (int i = 0; i < 24; ++i) {
         const Outputs rows = engine.step({{{.sequence = id, .verify_rows = 1, .lookahead_rows = 1}, {1}, -1, {}}, {{.sequence = neighbour, .verify_rows = 1}, {2}, -1, {}}});
@@ -145,23 +145,26 @@ TEST(GuessCases, LOOK_07_ResidentOnlyReportsWhatIsMissing)
 TEST(GuessCases, LOOK_07_BoundedStaysWithinItsBound)
 {
     CacheConfig c = config(2);
-    c.summary = {.kind = SummaryKind::kMinMax, .tokens = 16, .code = SummaryCode::kF32};
+    c.budgets = {.attend = 512, .fetch = 256, .logical_resident = 512, .sink = 16, .recent = 16, .top_p = 1.0F}; // several chunks: some are there
+    c.dense_below = 0;
+    c.limits.max_context = 1280;
+    c.summary = {.kind = SummaryKind::kMinMax, .tokens = 1, .code = SummaryCode::kF32}; // of single tokens, bounds are close
     const Course exact = run(c, 0);
     c.miss = MissPolicy::kBounded;
     c.miss_epsilon = 0.3F;
-    double skipped = 0;
+    std::uint64_t skipped = 0;
     for (int kind = 1; kind < ChosenPredictor::kKinds; ++kind) {
         const Course wrong = run(c, kind);
         double worst = 0;
         for (std::size_t row = 0; row < wrong.out.size(); ++row) {
             for (std::size_t i = 0; i < wrong.out[row].size(); ++i) { worst = std::max(worst, double(std::abs(wrong.out[row][i] - exact.out[row][i]))); }
         }
-        if (wrong.counters.skipped_blocks == 0) { EXPECT_EQ(worst, 0.0) << "predictor " << kind; }
-        EXPECT_EQ(wrong.counters.skipped_blocks == 0, wrong.counters.skipped_mass == 0.0) << "predictor " << kind;
+        EXPECT_LE(worst, 2 * wrong.counters.skipped_mass + 1e-5) << "predictor " << kind;
         EXPECT_LE(wrong.counters.skipped_mass, double(wrong.counters.skipped_blocks) * 0.3) << "predictor " << kind;
-        skipped += wrong.counters.skipped_mass;
+        EXPECT_EQ(wrong.counters.skipped_blocks > 0, wrong.counters.skipped_tokens > 0) << "predictor " << kind;
+        skipped += wrong.counters.skipped_blocks;
     }
-    RecordProperty("skipped_mass", std::to_string(skipped));
+    EXPECT_GT(skipped, 0U);
 }
 
 } // namespace
