@@ -182,7 +182,7 @@ TEST_P(ObserveEvents, OBS_06_ReplayEqualsTheTablesWhileTransfersFly)
         f.script.read_delay_us = threads == 2 ? 50 : 1000;
         f.script.set_rule([&](StoreOperation op, const StorePiece&) {
             const std::uint32_t call = ++calls;
-            return op == StoreOperation::kRead ? call % 201 == 0 : op == StoreOperation::kWrite && call % 997 == 0;
+            return op == StoreOperation::kRead ? call % 101 == 0 : op == StoreOperation::kWrite && call % 997 == 0;
         });
         std::vector<SequenceId> live;
         for (int i = 0; i < 250; ++i) {
