@@ -13,5 +13,7 @@ int main(int argc, char** argv)
     const std::vector<std::string> arguments(argv + 1, argv + argc);
     return oasis_decode::run_program(
         arguments, {.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); },
-                    .footprint = oasis::footprint});
+                    .footprint = oasis::footprint,
+                    .make_on = [](const oasis::CacheConfig& config,
+                                  const oasis::StoreFactory& store) { return oasis::make_cache(config, {}, store); }});
 }

@@ -155,8 +155,9 @@ Outcome write(Engine& engine, const Start& start, const Way& way, Drafting draft
 {
     constexpr std::int64_t kProbes = 3;
     const auto prompt = static_cast<std::int64_t>(start.ids.size());
-    Session session(engine, to_config(way.settings, engine.config().shape(), prompt + way.tokens + kProbes, kChunkRows),
-                    0, std::move(drafting));
+    Session session(engine,
+                    {to_config(way.settings, engine.config().shape(), prompt + way.tokens + kProbes, kChunkRows)},
+                    std::move(drafting));
     session.ingest(start.store);
     Sampler sampler(way.temperature, 1.0, way.seed);
     Outcome out;
@@ -320,7 +321,7 @@ TEST_F(Lossless, ForcedRowsHaveTheSameLogitsWhateverIsDrafted)
         SCOPED_TRACE(word(source));
         Settings s = base;
         s.draft = source;
-        Session session(*engine_, to_config(s, engine_->config().shape(), context, kChunkRows), 0,
+        Session session(*engine_, {to_config(s, engine_->config().shape(), context, kChunkRows)},
                         make_drafting(*engine_, s, folder(), context, text));
         session.ingest(start_->store);
         std::vector<std::vector<float>> seen;

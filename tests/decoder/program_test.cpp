@@ -338,7 +338,7 @@ TEST(RealCache, AutomaticFastMemoryIsEnough)
     for (const Settings& settings : expand(command.settings, sweeps)) {
         SCOPED_TRACE(short_name(settings) + ", " + to_json(settings).dump());
         const SparseCache cache = sparse_cache(command, settings, maker, shape, 1211);
-        Session session(*engine, cache.config, cache.decode_fast_bytes);
+        Session session(*engine, cache);
         ASSERT_NO_THROW(session.ingest(store));
         Usage usage;
         ASSERT_NO_THROW(usage = decode_forced(session, tokens, 8, [](std::size_t, std::span<const float>) {}));

@@ -104,6 +104,9 @@ void add_run(CLI::App& app, Command& command)
     app.add_option("--max-tokens", command.max_tokens, "tokens to write at most")
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
         ->type_name("N");
+    app.add_option("--trace", command.trace,
+                   "draw the decoding (compute, demand and prefetch lanes) for ui.perfetto.dev into FILE")
+        ->type_name("FILE");
     app.add_option_function<std::string>(
            "--dense-column",
            [&command](const std::string& text) {

@@ -26,6 +26,7 @@ struct Command {
     std::int32_t rows = oasis::kMaxVerifyRows; ///< verify rows of a step when the tokens are known and none are drafted
     std::optional<bool> measure_mass{};        ///< default: compare yes, else no
     std::filesystem::path json{};
+    std::filesystem::path trace{}; ///< run: where the decoding is drawn
     bool dry_run = false;
 
     std::filesystem::path file{}; ///< run, compare: the text; "-": standard input

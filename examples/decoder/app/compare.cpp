@@ -74,7 +74,7 @@ Outcome run_sparse(Engine& engine, const SparseCache& cache, const Command& comm
                    const Reference& reference, Progress& progress)
 {
     Outcome out;
-    Session session(engine, cache.config, cache.decode_fast_bytes, std::move(drafting));
+    Session session(engine, cache, std::move(drafting));
     session.ingest(reference.prompt);
     out.usage =
         decode_forced(session, reference.rows, command.rows, [&](std::size_t row, std::span<const float> logits) {

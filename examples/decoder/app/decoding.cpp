@@ -50,6 +50,10 @@ Usage usage_between(const oasis::Counters& start, const oasis::Counters& after_f
         share(end.attended_tokens - start.attended_tokens, end.sparse_row_sets - start.sparse_row_sets);
     out.fetched_tokens =
         share(end.fetched_tokens - after_first.fetched_tokens, end.sparse_row_sets - after_first.sparse_row_sets);
+    out.demand_bytes = end.fetched_bytes - start.fetched_bytes;
+    out.prefetch_bytes = end.prefetched_bytes - start.prefetched_bytes;
+    out.late_tokens = share(end.late_tokens - after_first.late_tokens, end.sparse_row_sets - after_first.sparse_row_sets);
+    out.skipped_mass = share(end.skipped_mass - start.skipped_mass, end.sparse_row_sets - start.sparse_row_sets);
     out.resident_at_use =
         share(end.resident_must_tokens - after_first.resident_must_tokens, end.must_tokens - after_first.must_tokens);
     return out;
@@ -154,6 +158,14 @@ Usage Decoding::usage() const
     out.seconds = seconds_;
     out.fast_bytes = stats.fast_bytes;
     out.slow_bytes = stats.slow_bytes;
+    out.stall = stats.stall;
+    double agreed = 0;
+    double guesses = 0;
+    for (const oasis::LayerStats& layer : session_.layer_stats()) {
+        agreed += layer.agreement * static_cast<double>(layer.agreement_terms);
+        guesses += static_cast<double>(layer.agreement_terms);
+    }
+    out.agreement = ratio(agreed, guesses);
     out.drafts = drafts_;
     return out;
 }

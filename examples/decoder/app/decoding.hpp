@@ -43,6 +43,12 @@ struct Usage {
     double resident_at_use = 0; ///< share of the must tokens that were in fast memory, rows after the first
     std::size_t fast_bytes = 0;
     std::size_t slow_bytes = 0;
+    std::uint64_t demand_bytes = 0;   ///< copied from the slow tier because a step needed it
+    std::uint64_t prefetch_bytes = 0; ///< copied ahead of need
+    double late_tokens = 0;           ///< per row, layer and set: on their way when they were needed
+    double skipped_mass = 0;          ///< with `--miss bounded`: bound of the attention that was not read, per row, layer and query head group
+    double agreement = 0;             ///< share of a row's must blocks that were guessed; NaN without guesses
+    oasis::StallStats stall{};        ///< of all decode steps of the cache
     DraftStats drafts{};
 
     double tokens_per_second() const noexcept;

@@ -187,7 +187,7 @@ void evaluate_item(Engine& engine, const Command& command, std::span<const Setti
     }
     for (std::size_t i = 0; i < settings.size(); ++i) {
         const SparseCache cache = sparse_cache(command, settings[i], maker, shape, item.context());
-        Session session(engine, cache.config, cache.decode_fast_bytes,
+        Session session(engine, cache,
                         make_drafting(engine, settings[i], command.model, item.context(), text));
         session.ingest(prompt);
         RowComparison rows;

@@ -96,6 +96,14 @@ void add_usage(Report& to, const Usage& usage)
     to["drafted_tokens"] = usage.drafts.drafted;
     to["fast_bytes"] = usage.fast_bytes;
     to["slow_bytes"] = usage.slow_bytes;
+    to["demand_bytes"] = usage.demand_bytes;
+    to["prefetch_bytes"] = usage.prefetch_bytes;
+    to["late_tokens"] = usage.late_tokens;
+    to["skipped_mass"] = usage.skipped_mass;
+    to["agreement"] = usage.agreement;
+    to["stall_p50_us"] = usage.stall.p50_us;
+    to["stall_p99_us"] = usage.stall.p99_us;
+    to["stall_share"] = usage.stall.share;
 }
 
 Report new_report(std::string_view verb, const Command& command, const Engine& engine)

@@ -165,6 +165,13 @@ std::string summary_table(const Summary& s, const Written& w, const std::optiona
         number(s.mean_context, 0));
     add("tokens fetched per step and KV head", number(was_sparse ? w.usage.fetched_tokens : 0.0, 1), "0");
     add("needed tokens already in fast memory", was_sparse ? percent(w.usage.resident_at_use) : "-", "-");
+    const auto rate = [&](double bytes_moved) {
+        return fmt::format("{}, {}", bytes(bytes_moved), w.usage.rows > 0 ? bytes(bytes_moved / static_cast<double>(w.usage.rows)) + " a token" : "-");
+    };
+    add("copied when a step needed it", rate(static_cast<double>(w.usage.demand_bytes)), "-");
+    add("copied ahead", rate(static_cast<double>(w.usage.prefetch_bytes)), "-");
+    add("wait of a step, P50 and P99", fmt::format("{:.2f} ms, {:.2f} ms", w.usage.stall.p50_us / 1e3, w.usage.stall.p99_us / 1e3), "-");
+    add("share of the time spent waiting", percent(w.usage.stall.share), "-");
     const DraftStats& drafts = w.usage.drafts;
     add("tokens per verification", number(drafts.tokens_per_verification(), 2), "-");
     add("drafts accepted", accepted_text(drafts), "-");
@@ -232,13 +239,13 @@ void run(const Command& command, const CacheMaker& maker)
     const auto ids = prompt_ids(command, engine->model->tokenizer, engine->config().context);
     const auto prompt = static_cast<std::int64_t>(ids.size());
     const std::int64_t context = std::min(prompt + command.max_tokens, engine->config().context);
-    const SparseCache cache = sparse_cache(command, command.settings, maker, shape, context);
+    SparseCache cache = sparse_cache(command, command.settings, maker, shape, context);
+    if (!command.trace.empty()) { cache.drawing = std::make_shared<Drawing>(); }
 
     KvStore store(shape, command.dense_column ? prompt : 0);
     Written written;
     {
-        Session session(*engine, cache.config, cache.decode_fast_bytes,
-                        make_drafting(*engine, command.settings, command.model, context));
+        Session session(*engine, cache, make_drafting(*engine, command.settings, command.model, context));
         const auto begin = Clock::now();
         {
             Progress progress("prompt: token", prompt);
@@ -248,10 +255,12 @@ void run(const Command& command, const CacheMaker& maker)
         const std::span<const float> logits = session.last_logits();
         const std::vector<float> first(logits.begin(), logits.end());
         const double prefill_seconds = seconds_since(begin);
+        if (cache.drawing) { cache.drawing->on = true; }
         written = Writer(*engine, command, session).write(first, context - prompt);
         written.prefill_seconds = prefill_seconds;
         written.peak_bytes = peak_memory();
     }
+    if (cache.drawing) { write_trace(*cache.drawing, command.trace); }
     std::optional<DenseColumn> dense;
     if (command.dense_column && written.usage.rows > 0 && !interrupted()) {
         try {

@@ -87,10 +87,20 @@ std::size_t prefill_fast_bytes(const oasis::Footprint& footprint, const oasis::C
            10 * footprint.summary_bytes_per_token * static_cast<std::size_t>(tokens + 2 * group);
 }
 
-Session::Session(Engine& engine, const oasis::CacheConfig& config, std::size_t decode_fast_bytes, Drafting drafting)
+namespace {
+
+std::unique_ptr<oasis::AnyKVCache> make_cache_of(const Engine& engine, const SparseCache& cache)
+{
+    if (cache.drawing) { return make_traced_cache(cache.config, cache.store, cache.drawing); }
+    return cache.store ? engine.caches.make_on(cache.config, cache.store) : engine.caches.make(cache.config);
+}
+
+} // namespace
+
+Session::Session(Engine& engine, const SparseCache& cache, Drafting drafting)
     : engine_(engine),
-      cache_(engine.caches.make(config)),
-      decode_fast_bytes_(decode_fast_bytes),
+      cache_(make_cache_of(engine, cache)),
+      decode_fast_bytes_(cache.decode_fast_bytes),
       drafting_(std::move(drafting)),
       queue_(engine.threads),
       logits_(engine.vocabulary())

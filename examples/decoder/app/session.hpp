@@ -4,6 +4,7 @@
 #pragma once
 
 #include "app/drafts.hpp"
+#include "app/traced_cache.hpp"
 #include "model/llama.hpp"
 
 #include <oasis/any_cache.hpp>
@@ -29,6 +30,18 @@ public:
 struct CacheMaker {
     std::function<std::unique_ptr<oasis::AnyKVCache>(const oasis::CacheConfig&)> make;
     std::function<oasis::Footprint(const oasis::CacheConfig&)> footprint;
+    /// On a slow tier of the user's choice.
+    std::function<std::unique_ptr<oasis::AnyKVCache>(const oasis::CacheConfig&, const oasis::StoreFactory&)> make_on{};
+};
+
+/// The cache that is studied.
+struct SparseCache {
+    oasis::CacheConfig config;
+    std::size_t decode_fast_bytes = 0; ///< with automatic fast memory: what it shrinks to after the prompt; else 0
+    oasis::StoreFactory store{};       ///< empty: ordinary memory
+    std::shared_ptr<Drawing> drawing{}; ///< not null: its steps are drawn
+
+    std::size_t fast_bytes() const noexcept { return decode_fast_bytes ? decode_fast_bytes : config.fast_bytes; }
 };
 
 /// Rows of a prefill chunk.
@@ -89,8 +102,9 @@ class Session {
 public:
     /// Makes the cache and its only sequence. `decode_fast_bytes`: when not 0, what fast memory shrinks to after the
     /// prompt. The drafter is shown every row that stands. Throws `oasis::Error` when a tier is too small.
-    Session(Engine& engine, const oasis::CacheConfig& config, std::size_t decode_fast_bytes = 0,
-            Drafting drafting = {});
+    Session(Engine& engine, const SparseCache& cache, Drafting drafting = {});
+    /// The same in ordinary memory.
+    Session(Engine& engine, const oasis::CacheConfig& config) : Session(engine, SparseCache{config}) {}
 
     /// Runs the prompt densely, in chunks, and keeps its K and V in `capture` when given. `on_chunk` gets the tokens done.
     void prefill(std::span<const oasis::TokenId> ids, KvStore* capture = nullptr,
@@ -117,6 +131,7 @@ public:
 
     oasis::TokenIndex length() const { return cache_->length(sequence_); }
     oasis::Stats stats() const { return cache_->stats(); }
+    std::vector<oasis::LayerStats> layer_stats() const { return cache_->layer_stats(); }
     const oasis::CacheConfig& config() const noexcept { return cache_->config(); }
     const Drafting& drafting() const noexcept { return drafting_; }
 

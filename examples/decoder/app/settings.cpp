@@ -69,6 +69,9 @@ constexpr std::array summary_codes = {Word<oasis::SummaryCode>{"f32", oasis::Sum
 constexpr std::array lookaheads = {Word<oasis::LookaheadSource>{"rows", oasis::LookaheadSource::kRows},
                                    Word<oasis::LookaheadSource>{"same", oasis::LookaheadSource::kSame},
                                    Word<oasis::LookaheadSource>{"none", oasis::LookaheadSource::kNone}};
+constexpr std::array misses = {Word<oasis::MissPolicy>{"exact", oasis::MissPolicy::kExact},
+                               Word<oasis::MissPolicy>{"bounded", oasis::MissPolicy::kBounded},
+                               Word<oasis::MissPolicy>{"resident-only", oasis::MissPolicy::kResidentOnly}};
 constexpr std::array drafts = {Word<DraftSource>{"none", DraftSource::kNone},
                                Word<DraftSource>{"lookup", DraftSource::kLookup},
                                Word<DraftSource>{"mtp", DraftSource::kMtp},
@@ -80,6 +83,7 @@ constexpr std::int32_t kDefaultHeadTokens = 7;
 constexpr double kDefaultHeadFloor = 0.2;
 constexpr std::int32_t kDefaultDraftTokens = 4;
 constexpr std::int32_t kDefaultCap = 256;
+constexpr std::int32_t kDefaultTransferThreads = 4;
 
 std::int32_t tokens(std::string_view text, std::string_view what)
 {
@@ -123,6 +127,44 @@ void set_draft_floor(Settings& s, std::string_view v)
         throw UsageError(fmt::format("--draft-floor '{}': expected a number from 0 to 1", v));
     }
     s.draft_floor = floor;
+}
+
+/// "256", "live" or "live:256".
+void set_cap(Settings& s, std::string_view v)
+{
+    constexpr std::string_view live = "live";
+    s.live_cap = v.starts_with(live);
+    if (!s.live_cap) {
+        s.cap = tokens(v, "--cap");
+    } else if (v.size() > live.size()) {
+        if (v[live.size()] != ':') { throw UsageError(fmt::format("--cap '{}': expected TOKENS, live or live:TOKENS", v)); }
+        s.cap = tokens(v.substr(live.size() + 1), "--cap live");
+    }
+}
+
+/// "exact", "resident-only", "bounded", "bounded:0.001" or "bounded:0.001,2ms".
+void set_miss(Settings& s, std::string_view v)
+{
+    constexpr std::string_view bounded = "bounded:";
+    if (!v.starts_with(bounded)) {
+        s.miss = parse_word(v, misses, "--miss");
+        return;
+    }
+    s.miss = oasis::MissPolicy::kBounded;
+    const std::string_view rest = v.substr(bounded.size());
+    const std::size_t comma = rest.find(',');
+    const std::string_view share = rest.substr(0, comma);
+    const auto [end, error] = std::from_chars(share.data(), share.data() + share.size(), s.miss_epsilon);
+    if (error != std::errc{} || end != share.data() + share.size() || !(s.miss_epsilon >= 0 && s.miss_epsilon <= 1)) {
+        throw UsageError(fmt::format("--miss '{}': the share '{}' is not a number from 0 to 1", v, share));
+    }
+    s.miss_deadline_us = comma == std::string_view::npos ? 0 : parse_time(rest.substr(comma + 1), "--miss").count() / 1000;
+}
+
+std::string get_miss(const Settings& s)
+{
+    if (s.miss != oasis::MissPolicy::kBounded) { return word_of(s.miss, misses); }
+    return fmt::format("bounded:{}{}", s.miss_epsilon, s.miss_deadline_us > 0 ? fmt::format(",{}us", s.miss_deadline_us) : "");
 }
 
 std::string get_fast_bytes(const Settings& s)
@@ -197,8 +239,22 @@ constexpr SettingInfo infos[] = {
     {"cap", "TOKENS",
      "brought in ahead at most, per KV head and step; default 256, or 0 where there are neither drafts nor --lookahead "
      "same",
-     [](Settings& s, std::string_view v) { s.cap = tokens(v, "--cap"); },
-     [](const Settings& s) { return std::to_string(s.resolved_cap()); }},
+     set_cap, [](const Settings& s) { return (s.live_cap ? "live:" : "") + std::to_string(s.resolved_cap()); }},
+    {"slow", "TIER",
+     "where the whole KV lives: ram, throttle:RATE[,LATENCY] such as throttle:2GBps,20us (memory behind a link), or "
+     "file:PATH",
+     [](Settings& s, std::string_view v) { s.slow = parse_slow_tier(v); },
+     [](const Settings& s) { return s.slow.text(); }},
+    {"transfer-threads", "N",
+     "threads that copy from it in the background; 0: copies are made at once; default 4, or 0 of ram",
+     [](Settings& s, std::string_view v) {
+         s.transfer_threads = parse_number<std::int32_t>(v, 0, 256, "--transfer-threads");
+     },
+     [](const Settings& s) { return std::to_string(s.resolved_transfer_threads()); }},
+    {"miss", "POLICY",
+     "a needed block is not there: exact waits for it; bounded[:SHARE[,TIME]] skips it when it cannot hold more than a "
+     "share of the attention, or after a time (needs --summary minmax); resident-only never waits",
+     set_miss, get_miss},
 };
 
 std::string with_hyphens(std::string_view name)
@@ -211,6 +267,11 @@ std::string with_hyphens(std::string_view name)
 } // namespace
 
 std::int32_t Settings::resolved_fetch() const noexcept { return fetch_budget.value_or(std::min(1024, attend_budget)); }
+
+std::int32_t Settings::resolved_transfer_threads() const noexcept
+{
+    return transfer_threads.value_or(slow.kind == SlowTierSpec::Kind::kRam ? 0 : kDefaultTransferThreads);
+}
 
 std::int32_t Settings::resolved_resident() const noexcept { return logical_resident.value_or(attend_budget); }
 
@@ -353,6 +414,11 @@ oasis::CacheConfig to_config(const Settings& s, const oasis::ModelShape& shape, 
     config.fast_bytes = s.fast_bytes;
     config.lookahead = s.lookahead;
     config.prefetch_cap = s.resolved_cap();
+    config.live_cap = s.live_cap;
+    config.transfer_threads = s.resolved_transfer_threads();
+    config.miss = s.miss;
+    config.miss_epsilon = s.miss_epsilon;
+    config.miss_deadline_us = s.miss_deadline_us;
     config.share_prefixes = false;
     config.limits = {.max_sequences = 1, .max_rows = rows, .max_context = context};
     return config;

@@ -3,6 +3,8 @@
 // The settings of a cache as the command line names them. Every one of them can be swept.
 #pragma once
 
+#include "app/slow_tier.hpp"
+
 #include <oasis/core/error.hpp>
 #include <oasis/core/options.hpp>
 #include <oasis/core/step.hpp>
@@ -58,8 +60,16 @@ struct Settings {
     std::optional<std::int32_t> draft_tokens{};  ///< default: 7 of a head, else 4
     std::optional<double> draft_floor{};         ///< least confidence of a draft; default: 0.2 of a head, else 0
     oasis::LookaheadSource lookahead = oasis::LookaheadSource::kRows;
+    bool live_cap = false;                       ///< the cap follows what the link brings within a step
     std::optional<std::int32_t> cap{};           ///< of prefetch; default: 256 where there is a guess to follow
 
+    SlowTierSpec slow{};
+    std::optional<std::int32_t> transfer_threads{}; ///< default: 4 where the slow tier is slow, else 0
+    oasis::MissPolicy miss = oasis::MissPolicy::kExact;
+    float miss_epsilon = 0.001F;
+    std::int64_t miss_deadline_us = 0;
+
+    std::int32_t resolved_transfer_threads() const noexcept;
     std::int32_t resolved_fetch() const noexcept;
     std::int32_t resolved_resident() const noexcept;
     std::int32_t resolved_draft_tokens() const noexcept;

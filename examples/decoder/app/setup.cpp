@@ -81,6 +81,7 @@ SparseCache sparse_cache(const Command& command, const Settings& settings, const
                          const oasis::ModelShape& shape, std::int64_t context)
 {
     SparseCache out{to_config(settings, shape, context, kChunkRows)};
+    if (settings.slow.kind != SlowTierSpec::Kind::kRam) { out.store = settings.slow.factory(); }
     out.config.measure_mass = command.measure_mass.value_or(command.verb == Verb::kCompare);
     if (settings.fast_memory == FastMemory::kAuto) {
         const oasis::Footprint footprint = maker.footprint(out.config);

@@ -24,12 +24,6 @@ ModelHead read_head(const std::filesystem::path& path);
 std::unique_ptr<Engine> open_engine(const Command& command, const CacheMaker& maker);
 
 /// The sparse cache of the settings, mass measured when the command asks for it.
-struct SparseCache {
-    oasis::CacheConfig config;
-    std::size_t decode_fast_bytes = 0; ///< with automatic fast memory: what it shrinks to after the prompt; else 0
-
-    std::size_t fast_bytes() const noexcept { return decode_fast_bytes ? decode_fast_bytes : config.fast_bytes; }
-};
 SparseCache sparse_cache(const Command& command, const Settings& settings, const CacheMaker& maker,
                          const oasis::ModelShape& shape, std::int64_t context);
 

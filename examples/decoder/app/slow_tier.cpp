@@ -25,7 +25,7 @@ constexpr std::array rate_units = {Unit{"GBps", 1e9}, Unit{"MBps", 1e6}, Unit{"k
 constexpr std::array time_units = {Unit{"ms", 1e6}, Unit{"us", 1e3}, Unit{"ns", 1.0}};
 
 /// A decimal number with one of the units behind it.
-double parse_quantity(std::string_view text, std::span<const Unit> units, std::string_view whole, std::string_view what)
+double parse_quantity(std::string_view text, std::span<const Unit> units, std::string_view option, std::string_view what)
 {
     double value = 0.0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
@@ -38,7 +38,7 @@ double parse_quantity(std::string_view text, std::span<const Unit> units, std::s
     std::string known;
     for (const auto& [name, size] : units) { known += (known.empty() ? "" : ", ") + std::string(name); }
     throw UsageError(
-        fmt::format("--slow '{}': {} '{}' is not a number with one of the units {}", whole, what, text, known));
+        fmt::format("{}: {} '{}' is not a number with one of the units {}", option, what, text, known));
 }
 
 /// In the largest unit in which the number is at least 1.
@@ -55,22 +55,27 @@ SlowTierSpec parse_throttle(std::string_view rest, std::string_view whole)
     SlowTierSpec spec{.kind = SlowTierSpec::Kind::kThrottled};
     const std::size_t comma = rest.find(',');
     const std::string_view rate = rest.substr(0, comma);
-    spec.throttle.bytes_per_second = parse_quantity(rate, rate_units, whole, "rate");
+    spec.throttle.bytes_per_second = parse_quantity(rate, rate_units, fmt::format("--slow '{}'", whole), "rate");
     if (spec.throttle.bytes_per_second < 1.0) {
         throw UsageError(fmt::format("--slow '{}': rate '{}' must be at least 1Bps", whole, rate));
     }
     if (comma != std::string_view::npos) {
         const std::string_view latency = rest.substr(comma + 1);
-        const double nanoseconds = parse_quantity(latency, time_units, whole, "latency");
-        if (nanoseconds < 0.0 || nanoseconds > 60e9) {
-            throw UsageError(fmt::format("--slow '{}': latency '{}' must be 0 to 60000ms", whole, latency));
-        }
-        spec.throttle.latency = std::chrono::nanoseconds(std::llround(nanoseconds));
+        spec.throttle.latency = parse_time(latency, fmt::format("--slow '{}'", whole), "latency");
     }
     return spec;
 }
 
 } // namespace
+
+std::chrono::nanoseconds parse_time(std::string_view text, std::string_view option, std::string_view what)
+{
+    const double nanoseconds = parse_quantity(text, time_units, option, what);
+    if (nanoseconds < 0.0 || nanoseconds > 60e9) {
+        throw UsageError(fmt::format("{}: {} '{}' must be 0 to 60000ms", option, what, text));
+    }
+    return std::chrono::nanoseconds(std::llround(nanoseconds));
+}
 
 SlowTierSpec parse_slow_tier(std::string_view text)
 {

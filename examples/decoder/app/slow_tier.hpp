@@ -6,6 +6,7 @@
 #include <oasis/tier/slow_tier.hpp>
 #include <oasis/tier/throttled_store.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -32,5 +33,8 @@ struct SlowTierSpec {
 /// "ram", "throttle:RATE[,LATENCY]" with rates in Bps, kBps, MBps or GBps (powers of 1,000) and latencies in ns, us or
 /// ms, or "file:PATH". Throws `UsageError` that names the part it cannot read.
 SlowTierSpec parse_slow_tier(std::string_view text);
+
+/// "20us": a number with ns, us or ms, at most 60000ms. Throws `UsageError` that begins with `option`.
+std::chrono::nanoseconds parse_time(std::string_view text, std::string_view option, std::string_view what = "time");
 
 } // namespace oasis_decode
