@@ -14,6 +14,8 @@ constexpr int kRows = 30;
 CacheConfig preempt_config(BlockCode code, SelectionScope scope)
 {
     CacheConfig c = missing_config();
+    c.budgets.attend = 192; // far from the fetch budget: what is read depends on the logical sets and their stamps
+    c.budgets.logical_resident = 256;
     c.block_code = code;
     c.scope = scope;
     c.transfer_threads = 2;

@@ -77,12 +77,12 @@ WorldOptions background_world_of(std::uint64_t seed)
     c.prefetch_cap = pick({1, 1, 3}) * b;
     c.live_cap = below(4) == 0;
     c.lookahead = pick({LookaheadSource::kRows, LookaheadSource::kRows, LookaheadSource::kSame, LookaheadSource::kNone});
-    c.limits = {.max_sequences = 4, .max_rows = 128, .max_context = 960};
+    c.limits = {.max_sequences = 3, .max_rows = 96, .max_context = 576};
     if (c.fast_bytes > 0) { // the caps take landing slots too
         const Footprint f = footprint(c);
         c.fast_bytes = f.landing_bytes + std::size_t(2 + below(2)) * f.fast_bytes_per_sequence + std::size_t(2000 + below(1000)) * f.summary_bytes_per_token;
     }
-    if (below(3) > 0) { c.slow_bytes = std::size_t(3000 + below(2400)) * footprint(c).slow_bytes_per_token; }
+    if (below(3) > 0) { c.slow_bytes = std::size_t(1700 + below(1400)) * footprint(c).slow_bytes_per_token; }
     if (seed % 8 == 5) { // time decides what is read, so that only the books can be compared
         c.miss = pick({MissPolicy::kBounded, MissPolicy::kResidentOnly});
         c.summary.kind = SummaryKind::kMinMax;
