@@ -55,8 +55,8 @@ concept EvictionPolicy = requires(E e, SlotId slot, std::uint64_t now, bool (*ma
 };
 
 /// A slow tier that takes and gives coded units. `reserve` and `release` come from the thread that drives the cache, `write` from the
-/// threads of its queue, `read` from several transfer threads, all at the same time; never are two of them at work on one unit, nor is a block
-/// released while one of its units is read. `write` and `read` return false when the store failed (the piece is then not stored, or not
+/// threads of its queue, `read` from all of these and from several transfer threads, at the same time; reads of one unit may overlap, but nothing
+/// does while the unit is written or its block released. `write` and `read` return false when the store failed (the piece is then not stored, or not
 /// delivered: a failed transfer is a miss, never data). `reserve(block)` gets room for all layers of a block or returns false when full.
 template <class S>
 concept SlowStore = requires(S s, const S c, BlockId block, const StorePiece& piece) {

@@ -292,13 +292,13 @@ TEST_F(Lossless, DraftsThatAreAlwaysWrongAndAlwaysRightLeaveTheSameState)
             way.settings.draft = DraftSource::kOracle; // the cap follows it
             const Outcome right =
                 write(*engine_, *start_, way,
-                      {.drafter = std::make_unique<OracleDrafter>(text), .tokens = 7, .lookahead_row = ahead});
+                      {.drafter = std::make_unique<OracleDrafter>(text), .tokens = 7, .lookahead_rows = ahead});
             expect_same(plain, right);
             EXPECT_EQ(right.usage.drafts.verifications, 6);
             EXPECT_EQ(right.usage.drafts.tokens, 48);
             const Outcome wrong = write(
                 *engine_, *start_, way,
-                {.drafter = std::make_unique<WrongDrafter>(text, vocabulary), .tokens = 7, .lookahead_row = ahead});
+                {.drafter = std::make_unique<WrongDrafter>(text, vocabulary), .tokens = 7, .lookahead_rows = ahead});
             expect_same(plain, wrong);
             EXPECT_DOUBLE_EQ(wrong.usage.drafts.tokens_per_verification(), 1.0);
             EXPECT_EQ(wrong.usage.drafts.acceptance(), std::vector<double>{0.0});
@@ -375,7 +375,7 @@ TEST_F(Lossless, AFloorThatNoDraftReachesDraftsNothing)
     Drafting drafting{.drafter = std::make_unique<MtpDrafter>(*engine_, engine_->head(mtp_beside(folder())), context),
                       .tokens = 4,
                       .floor = 1.1,
-                      .lookahead_row = true};
+                      .lookahead_rows = 1};
     const Outcome drafted = write(*engine_, *start_, way, std::move(drafting));
     expect_same(plain, drafted);
     EXPECT_EQ(drafted.usage.drafts.drafted, 0);

@@ -95,8 +95,8 @@ std::int32_t Decoding::step(TokenId last, std::int64_t most, const Choose& choos
     if (drafting.drafter) {
         const bool drafts = !first && (!drafting.gated || gate_.open());
         const std::int64_t wanted = drafts ? std::min<std::int64_t>(drafting.tokens, most - 1) : 0;
-        // The row ahead is worth its time only where another step follows.
-        const std::int64_t ahead = drafting.lookahead_row && wanted + 1 < most ? 1 : 0;
+        // Rows ahead are worth their time only where another step follows.
+        const std::int64_t ahead = std::clamp<std::int64_t>(most - wanted - 1, 0, drafting.lookahead_rows);
         for (const Draft& draft :
              drafting.drafter->propose(last, static_cast<std::int32_t>(wanted + ahead), drafting.floor)) {
             tokens_.push_back(draft.token);

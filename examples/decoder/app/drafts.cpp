@@ -192,7 +192,7 @@ Drafting make_drafting(Engine& engine, const Settings& settings, const std::file
     Drafting out{.drafter = nullptr,
                  .tokens = settings.resolved_draft_tokens(),
                  .floor = settings.resolved_draft_floor(),
-                 .lookahead_row = settings.lookahead == oasis::LookaheadSource::kRows,
+                 .lookahead_rows = settings.lookahead == oasis::LookaheadSource::kRows ? settings.lookahead_rows : 0,
                  .gated = settings.resolved_draft_floor() > 0};
     switch (settings.draft) {
     case DraftSource::kNone: break;

@@ -109,7 +109,7 @@ struct Drafting {
     std::unique_ptr<Drafter> drafter{}; ///< null: it does not
     std::int32_t tokens = 0;            ///< drafts to verify in a step
     double floor = 0;                   ///< drafts of less confidence are not used
-    bool lookahead_row = false;         ///< one more draft goes ahead as a lookahead row
+    std::int32_t lookahead_rows = 0;    ///< this many drafts more go ahead as lookahead rows, at most 2
     bool gated = false;                 ///< most steps go without drafts while these hardly stand
 };
 

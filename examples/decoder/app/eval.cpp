@@ -41,7 +41,10 @@ using Cell = std::pair<std::string, std::int64_t>; ///< task, length
 /// One configuration over all items; means are over items, so that long answers do not outweigh short ones.
 struct Score {
     std::map<Cell, Tally> cells{};
-    Mean kl{}, top1{}, log_ratio{}, captured{}, attended{}, fetched{}, resident{};
+    Mean kl{}, top1{}, log_ratio{}, captured{}, attended{}, fetched{}, resident{}, late{}, skipped{}, agreement{};
+    Mean stall_p50{}, stall_p99{}, stall_share{};
+    std::uint64_t demand_bytes = 0;
+    std::uint64_t prefetch_bytes = 0;
     std::int64_t rows = 0;
     std::int64_t steps = 0;
     double seconds = 0;
@@ -61,12 +64,20 @@ struct Score {
         for (const auto& [mean, value] : {std::pair{&captured, usage.captured_mass},
                                           {&attended, usage.attended_tokens},
                                           {&fetched, usage.fetched_tokens},
-                                          {&resident, usage.resident_at_use}}) {
+                                          {&resident, usage.resident_at_use},
+                                          {&late, usage.late_tokens},
+                                          {&skipped, usage.skipped_mass},
+                                          {&agreement, usage.agreement},
+                                          {&stall_p50, usage.stall.p50_us},
+                                          {&stall_p99, usage.stall.p99_us},
+                                          {&stall_share, usage.stall.share}}) {
             if (value == value) { mean->add(value); }
         }
         rows += usage.rows;
         steps += usage.steps;
         seconds += usage.seconds;
+        demand_bytes += usage.demand_bytes;
+        prefetch_bytes += usage.prefetch_bytes;
         fast_bytes = std::max(fast_bytes, usage.fast_bytes);
         slow_bytes = std::max(slow_bytes, usage.slow_bytes);
         drafts.add(usage.drafts);
@@ -266,6 +277,14 @@ Report to_report(const Score& score)
                     .resident_at_use = score.resident.value(),
                     .fast_bytes = score.fast_bytes,
                     .slow_bytes = score.slow_bytes,
+                    .demand_bytes = score.demand_bytes,
+                    .prefetch_bytes = score.prefetch_bytes,
+                    .late_tokens = score.late.value(),
+                    .skipped_mass = score.skipped.value(),
+                    .agreement = score.agreement.value(),
+                    .stall = {.p50_us = score.stall_p50.value(),
+                              .p99_us = score.stall_p99.value(),
+                              .share = score.stall_share.value()},
                     .drafts = score.drafts});
     out["tasks"] = Report::array();
     for (const auto& [cell, tally] : score.cells) {

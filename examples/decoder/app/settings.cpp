@@ -129,6 +129,20 @@ void set_draft_floor(Settings& s, std::string_view v)
     s.draft_floor = floor;
 }
 
+/// "rows", "rows:2", "same" or "none".
+void set_lookahead(Settings& s, std::string_view v)
+{
+    const bool two = v == "rows:2";
+    s.lookahead = two || v == "rows:1" ? oasis::LookaheadSource::kRows : parse_word(v, lookaheads, "--lookahead");
+    s.lookahead_rows = two ? 2 : 1;
+}
+
+std::string get_lookahead(const Settings& s)
+{
+    return word_of(s.lookahead, lookaheads) +
+           (s.lookahead == oasis::LookaheadSource::kRows && s.lookahead_rows == 2 ? ":2" : "");
+}
+
 /// "256", "live" or "live:256".
 void set_cap(Settings& s, std::string_view v)
 {
@@ -233,9 +247,9 @@ constexpr SettingInfo infos[] = {
      "Above 0 there are pauses while drafts hardly stand",
      set_draft_floor, [](const Settings& s) { return fmt::format("{}", s.resolved_draft_floor()); }},
     {"lookahead", "SOURCE",
-     "guess of what the next step reads: rows (of one more draft, else of this step), same (of this step) or none",
-     [](Settings& s, std::string_view v) { s.lookahead = parse_word(v, lookaheads, "--lookahead"); },
-     [](const Settings& s) { return word_of(s.lookahead, lookaheads); }},
+     "guess of what the next step reads: rows (of one more draft, else of this step; rows:2 of two), same (of this step) "
+     "or none",
+     set_lookahead, get_lookahead},
     {"cap", "TOKENS",
      "brought in ahead at most, per KV head and step; default 256, or 0 where there are neither drafts nor --lookahead "
      "same",

@@ -60,6 +60,7 @@ struct Settings {
     std::optional<std::int32_t> draft_tokens{};  ///< default: 7 of a head, else 4
     std::optional<double> draft_floor{};         ///< least confidence of a draft; default: 0.2 of a head, else 0
     oasis::LookaheadSource lookahead = oasis::LookaheadSource::kRows;
+    std::int32_t lookahead_rows = 1;             ///< of them, where drafts go on
     bool live_cap = false;                       ///< the cap follows what the link brings within a step
     std::optional<std::int32_t> cap{};           ///< of prefetch; default: 256 where there is a guess to follow
 
