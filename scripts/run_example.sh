@@ -20,7 +20,7 @@ if (($# == 0)); then
     # model's draft head guesses tokens, which are verified several at a time.
     set -- run "$OASIS_MODEL" --chat --file /usr/share/common-licenses/GPL-3 --tokens 6000 \
         --prompt "What is this text? Answer in two sentences." --max-tokens 96 --attend-budget 1024 \
-        --draft mtp --lookahead none # all tiers are RAM here: nothing to fetch ahead
+        --draft mtp --draft-window 64 --lookahead none # all tiers are RAM here: nothing to fetch ahead
 fi
 say "oasis-decode $*"
 exec "$build/examples/decoder/oasis-decode" "$@"

@@ -69,8 +69,10 @@ std::span<const Draft> OracleDrafter::propose(TokenId next, std::int32_t most, d
     return drafts_;
 }
 
-MtpDrafter::MtpDrafter(Engine& engine, std::shared_ptr<const MtpWeights> weights, std::int64_t context)
+MtpDrafter::MtpDrafter(Engine& engine, std::shared_ptr<const MtpWeights> weights, std::int64_t context,
+                       std::int32_t window)
     : engine_(engine),
+      window_(window),
       head_(engine.model, std::move(weights), engine.threads, kChunkRows),
       queue_(engine.threads),
       logits_(std::min(engine.vocabulary(), kDraftVocabulary))
@@ -125,6 +127,7 @@ void MtpDrafter::run_rows(std::span<const float> residuals, std::span<const Toke
     const Attention attention = [&](int layer, const float* q, const float* k, const float* v, float* out) {
         oasis::AttendArgs args{.q = q, .k = k, .v = v};
         if (out) { args.out = out; }
+        args.window = window_;
         cache_->enqueue_attend(queue_, step, layer, args);
     };
     const MtpHead::Rows in{residuals, next, positions_};
@@ -198,7 +201,8 @@ Drafting make_drafting(Engine& engine, const Settings& settings, const std::file
     case DraftSource::kNone: break;
     case DraftSource::kLookup: out.drafter = std::make_unique<LookupDrafter>(); break;
     case DraftSource::kMtp:
-        out.drafter = std::make_unique<MtpDrafter>(engine, engine.head(head_path(settings, model)), context);
+        out.drafter = std::make_unique<MtpDrafter>(engine, engine.head(head_path(settings, model)), context,
+                                                   settings.draft_window);
         break;
     case DraftSource::kOracle:
         out.drafter = std::make_unique<OracleDrafter>(std::vector<TokenId>(truth.begin(), truth.end()));

@@ -76,8 +76,8 @@ private:
 /// tokens after them become known, those of a chain are committed too and then truncated.
 class MtpDrafter final : public Drafter {
 public:
-    /// For sequences of up to `context` tokens.
-    MtpDrafter(Engine& engine, std::shared_ptr<const MtpWeights> weights, std::int64_t context);
+    /// For sequences of up to `context` tokens. `window`: the head attends to that many tokens; 0: to all.
+    MtpDrafter(Engine& engine, std::shared_ptr<const MtpWeights> weights, std::int64_t context, std::int32_t window = 0);
 
     void observe(std::span<const oasis::TokenId> tokens, std::span<const float> residuals) override;
     std::span<const Draft> propose(oasis::TokenId next, std::int32_t most, double floor) override;
@@ -92,6 +92,7 @@ private:
     Draft pick(int row);
 
     Engine& engine_;
+    std::int32_t window_;
     MtpHead head_;
     std::unique_ptr<oasis::AnyKVCache> cache_;
     oasis::SequenceId sequence_ = oasis::SequenceId::kNone;

@@ -82,7 +82,7 @@ constexpr std::int32_t kMostTokens = 1 << 30;
 constexpr std::int32_t kDefaultHeadTokens = 7;
 constexpr double kDefaultHeadFloor = 0.2;
 constexpr std::int32_t kDefaultDraftTokens = 4;
-constexpr std::int32_t kDefaultCap = 256;
+constexpr std::int32_t kDefaultCap = 512;
 constexpr std::int32_t kDefaultTransferThreads = 4;
 
 std::int32_t tokens(std::string_view text, std::string_view what)
@@ -246,12 +246,17 @@ constexpr SettingInfo infos[] = {
      "use no draft that stands with less probability, as its source estimates it; default 0.2 of mtp, else 0. "
      "Above 0 there are pauses while drafts hardly stand",
      set_draft_floor, [](const Settings& s) { return fmt::format("{}", s.resolved_draft_floor()); }},
+    {"draft-window", "TOKENS",
+     "the draft head attends to the last tokens alone: heads trained on short texts guess better so in a long one; 0: to "
+     "all",
+     [](Settings& s, std::string_view v) { s.draft_window = tokens(v, "--draft-window"); },
+     [](const Settings& s) { return std::to_string(s.draft_window); }},
     {"lookahead", "SOURCE",
      "guess of what the next step reads: rows (of one more draft, else of this step; rows:2 of two), same (of this step) "
      "or none",
      set_lookahead, get_lookahead},
     {"cap", "TOKENS",
-     "brought in ahead at most, per KV head and step; default 256, or 0 where there are neither drafts nor --lookahead "
+     "brought in ahead at most, per KV head and step; default 512, or 0 where there are neither drafts nor --lookahead "
      "same",
      set_cap, [](const Settings& s) { return (s.live_cap ? "live:" : "") + std::to_string(s.resolved_cap()); }},
     {"slow", "TIER",

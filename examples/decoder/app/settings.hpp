@@ -59,6 +59,7 @@ struct Settings {
     std::string draft_file{};                    ///< of the head; empty: mtp.safetensors beside the model
     std::optional<std::int32_t> draft_tokens{};  ///< default: 7 of a head, else 4
     std::optional<double> draft_floor{};         ///< least confidence of a draft; default: 0.2 of a head, else 0
+    std::int32_t draft_window = 0;               ///< tokens that a head attends to; 0: all
     oasis::LookaheadSource lookahead = oasis::LookaheadSource::kRows;
     std::int32_t lookahead_rows = 1;             ///< of them, where drafts go on
     bool live_cap = false;                       ///< the cap follows what the link brings within a step
