@@ -95,7 +95,7 @@ TEST(Settings, DraftsAndLookahead)
     set(s, "draft", "lookup");
     EXPECT_EQ(s.draft, DraftSource::kLookup);
     EXPECT_EQ(s.resolved_draft_tokens(), 4);
-    EXPECT_EQ(config(s).prefetch_cap, 256);
+    EXPECT_EQ(config(s).prefetch_cap, 512);
     set(s, "lookahead", "none");
     EXPECT_EQ(config(s).prefetch_cap, 0);
     EXPECT_EQ(config(s).lookahead, oasis::LookaheadSource::kNone);
@@ -115,7 +115,7 @@ TEST(Settings, DraftsAndLookahead)
     EXPECT_DOUBLE_EQ(s.resolved_draft_floor(), 0.5);
     Settings same;
     set(same, "lookahead", "same");
-    EXPECT_EQ(config(same).prefetch_cap, 256);
+    EXPECT_EQ(config(same).prefetch_cap, 512);
     for (const char* bad : {"", "mtp:", "magic", "lookup:x"}) { EXPECT_THROW(set(s, "draft", bad), UsageError) << bad; }
     for (const char* bad : {"8", "-1", "x"}) { EXPECT_THROW(set(s, "draft-tokens", bad), UsageError) << bad; }
     for (const char* bad : {"1.5", "-0.1", "x", "", "nan"}) {
