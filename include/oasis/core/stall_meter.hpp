@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <vector>
 
 namespace oasis {
@@ -21,7 +22,7 @@ class StallMeter {
 public:
     static constexpr std::size_t kSteps = 4096;
 
-    StallMeter() : ring_(kSteps) {}
+    StallMeter() : ring_(kSteps), sorted_(kSteps) {}
 
     /// One decode step: the time it waited for demand transfers, and its time from begin_step to commit. Allocates
     /// nothing.
@@ -38,21 +39,17 @@ public:
         used_ = std::min(used_ + 1, kSteps);
     }
 
-    /// Over the steps in the ring.
+    /// Over the steps in the ring. Allocates nothing either.
     StallStats summary() const
     {
-        std::vector<std::int64_t> stalls;
-        stalls.reserve(kSteps);
         StallStats stats;
-        {
-            const std::scoped_lock lock(mutex_);
-            for (std::size_t i = 0; i < used_; ++i) { stalls.push_back(ring_[i].stall_ns); }
-            if (step_ns_ > 0) { stats.share = static_cast<double>(stall_ns_) / static_cast<double>(step_ns_); }
-            if (used_ > 0) { stats.mean_us = micros(stall_ns_) / static_cast<double>(used_); }
-        }
-        stats.steps = stalls.size();
-        stats.p50_us = nearest_rank(stalls, 50);
-        stats.p99_us = nearest_rank(stalls, 99);
+        const std::scoped_lock lock(mutex_);
+        for (std::size_t i = 0; i < used_; ++i) { sorted_[i] = ring_[i].stall_ns; }
+        if (step_ns_ > 0) { stats.share = static_cast<double>(stall_ns_) / static_cast<double>(step_ns_); }
+        if (used_ > 0) { stats.mean_us = micros(stall_ns_) / static_cast<double>(used_); }
+        stats.steps = used_;
+        stats.p50_us = nearest_rank(std::span(sorted_).first(used_), 50);
+        stats.p99_us = nearest_rank(std::span(sorted_).first(used_), 99);
         return stats;
     }
 
@@ -65,7 +62,7 @@ private:
     static double micros(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
     /// The smallest sample that at least `percent` of all do not exceed.
-    static double nearest_rank(std::vector<std::int64_t>& samples, std::size_t percent)
+    static double nearest_rank(std::span<std::int64_t> samples, std::size_t percent)
     {
         if (samples.empty()) { return 0; }
         const std::size_t rank = (samples.size() * percent + 99) / 100;
@@ -76,6 +73,7 @@ private:
 
     mutable std::mutex mutex_;
     std::vector<Sample> ring_;
+    mutable std::vector<std::int64_t> sorted_; ///< scratch of the summary
     std::size_t next_ = 0;
     std::size_t used_ = 0;
     std::int64_t stall_ns_ = 0; ///< sums over the ring
