@@ -89,7 +89,7 @@ void follow_chains(Engine& engine, const std::shared_ptr<const MtpWeights>& weig
                    std::span<const TokenId> ids, std::span<const float> residuals)
 {
     const auto width = static_cast<std::size_t>(engine.config().hidden);
-    MtpDrafter drafter(engine, weights, static_cast<std::int64_t>(ids.size()));
+    MtpDrafter drafter(engine, weights, static_cast<std::int64_t>(ids.size()), 0, engine.vocabulary());
     std::size_t observed = 0;
     for (const Json& chain : item["chains"]) {
         const auto rows = chain["row"].get<std::size_t>() + 1;

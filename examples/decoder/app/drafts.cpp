@@ -16,10 +16,6 @@ namespace {
 using oasis::TokenId;
 using oasis::detail::expects;
 
-/// Ids that a head chooses from: in a vocabulary by merges the frequent tokens come first, and reading the whole output
-/// matrix would take three quarters of a draft's time.
-constexpr std::size_t kDraftVocabulary = 16384;
-
 /// The most rows that a chain begins with: those of one step.
 constexpr std::size_t kStepRows = oasis::kMaxVerifyRows;
 
@@ -70,12 +66,12 @@ std::span<const Draft> OracleDrafter::propose(TokenId next, std::int32_t most, d
 }
 
 MtpDrafter::MtpDrafter(Engine& engine, std::shared_ptr<const MtpWeights> weights, std::int64_t context,
-                       std::int32_t window)
+                       std::int32_t window, std::size_t vocabulary)
     : engine_(engine),
       window_(window),
       head_(engine.model, std::move(weights), engine.threads, kChunkRows),
       queue_(engine.threads),
-      logits_(std::min(engine.vocabulary(), kDraftVocabulary))
+      logits_(std::min(engine.vocabulary(), vocabulary))
 {
     oasis::CacheConfig config;
     config.shape = engine.config().shape();

@@ -76,8 +76,14 @@ private:
 /// tokens after them become known, those of a chain are committed too and then truncated.
 class MtpDrafter final : public Drafter {
 public:
-    /// For sequences of up to `context` tokens. `window`: the head attends to that many tokens; 0: to all.
-    MtpDrafter(Engine& engine, std::shared_ptr<const MtpWeights> weights, std::int64_t context, std::int32_t window = 0);
+    /// Ids that a head chooses from: in a vocabulary by merges the frequent tokens come first, and reading the whole
+    /// output matrix would take three quarters of a draft's time.
+    static constexpr std::size_t kDraftVocabulary = 16384;
+
+    /// For sequences of up to `context` tokens. `window`: the head attends to that many tokens; 0: to all. Drafts have
+    /// ids below `vocabulary`.
+    MtpDrafter(Engine& engine, std::shared_ptr<const MtpWeights> weights, std::int64_t context, std::int32_t window = 0,
+               std::size_t vocabulary = kDraftVocabulary);
 
     void observe(std::span<const oasis::TokenId> tokens, std::span<const float> residuals) override;
     std::span<const Draft> propose(oasis::TokenId next, std::int32_t most, double floor) override;
