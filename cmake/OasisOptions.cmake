@@ -7,7 +7,7 @@ option(OASIS_INSTALL "Create the install rules" ${PROJECT_IS_TOP_LEVEL})
 option(OASIS_WERROR "Treat warnings as errors" OFF)
 
 option(OASIS_CUDA "Build the CUDA backend (component `cuda`)" OFF)
-option(OASIS_FILE "Build the file tier (component `file`)" OFF)
+option(OASIS_FILE "Build the io_uring file tier (component `file`); FileStore, by pread, is always there" OFF)
 option(OASIS_REMOTE "Build the remote tier (component `remote`)" OFF)
 
 set(OASIS_SANITIZE "" CACHE STRING "Sanitizers for everything in this build: empty, address or thread")
