@@ -92,7 +92,7 @@ TEST(ObserveCases, OBS_02_FailedAndCancelledCopiesAreNobodysHits)
     const std::uint64_t reads = f.script.faults->reads;
     const std::uint64_t failures = f.script.faults->failures;
     const std::size_t first_event = f.log.events().size();
-    f.script.read_delay_us = 400;
+    f.script.read_delay_us = 2000;
     std::atomic<int> count{0};
     f.script.set_rule([&](StoreOperation op, const StorePiece&) { return op == StoreOperation::kRead && ++count % 7 == 0; });
     Counters last = before.counters;
