@@ -51,15 +51,19 @@ TEST(Stall, DraftsThatLookAheadHideTheLink)
     }
     const Json none = configurations({"--draft", "none", "--sweep", rates});
     const Json ahead = configurations({"--draft", "mtp", "--draft-tokens", "0", "--draft-floor", "0", "--sweep", rates});
+    const Json drafted = configurations({"--draft", "mtp", "--draft-tokens", "1", "--draft-floor", "0", "--lookahead", "rows:2", "--sweep", rates});
     const Json unaware = configurations({"--draft", "mtp", "--draft-tokens", "0", "--draft-floor", "0", "--cap", "0", "--sweep", rates});
     ASSERT_EQ(none.size(), 3U);
     ASSERT_EQ(ahead.size(), 3U);
+    ASSERT_EQ(drafted.size(), 3U);
     ASSERT_EQ(unaware.size(), 3U);
     for (std::size_t i = 0; i < 3; ++i) {
         SCOPED_TRACE(none[i]["options"]["slow"].get<std::string>());
         const double waited = none[i]["stall_p50_us"];
         EXPECT_LE(none[i]["tokens_per_second"].get<double>(), 0.55 / step) << "the link does not double the step";
         EXPECT_LE(ahead[i]["stall_p50_us"].get<double>(), waited / 2);
+        EXPECT_LE(drafted[i]["stall_p50_us"].get<double>(), waited / 2) << "with a draft accepted in every step";
+        EXPECT_GE(drafted[i]["tokens_per_verification"].get<double>(), 1.8);
         EXPECT_GT(unaware[i]["stall_p50_us"].get<double>(), waited / 2) << "the same rows without prefetch must fail";
         EXPECT_GE(ahead[i]["resident_at_use"].get<double>(), 0.98);
         EXPECT_EQ(ahead[i]["exact"], none[i]["exact"]);
