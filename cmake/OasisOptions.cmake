@@ -36,7 +36,7 @@ if(PROJECT_IS_TOP_LEVEL)
     endif()
     set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
     # Line tables only: stack traces and sanitizer reports stay readable at a small cost.
-    add_compile_options($<$<CONFIG:Release>:-g1>)
+    add_compile_options($<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-g1>)
 endif()
 
 if(OASIS_SANITIZE STREQUAL "address")

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 include(GoogleTest)
 
-# oasis_add_test(NAME <name> SOURCES <file>... [LIBRARIES <target>...] [LABELS <label>...] [TIMEOUT <seconds>])
-# One GoogleTest executable; each of its cases is a test of its own, named Suite.Case.
+# oasis_add_test(NAME <name> SOURCES <file>... [LIBRARIES <target>...] [LABELS <label>...] [TIMEOUT <seconds>] [LOCK <name>])
+# One GoogleTest executable; each of its cases is a test of its own, named Suite.Case. Tests with the same LOCK do not run
+# at the same time.
 function(oasis_add_test)
-    cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;TIMEOUT" "SOURCES;LIBRARIES;LABELS")
+    cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;TIMEOUT;LOCK" "SOURCES;LIBRARIES;LABELS")
     if(NOT arg_TIMEOUT)
         set(arg_TIMEOUT 120)
         if(OASIS_SANITIZE)
@@ -17,14 +18,22 @@ function(oasis_add_test)
     target_compile_definitions(${arg_NAME} PRIVATE OASIS_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
         OASIS_TEST_DATA_DIR="${PROJECT_SOURCE_DIR}/tests/data")
     oasis_target_warnings(${arg_NAME})
+    if("OasisKV::cuda" IN_LIST arg_LIBRARIES)
+        oasis_target_cuda(${arg_NAME})
+    endif()
+    set(lock "")
+    if(arg_LOCK)
+        set(lock RESOURCE_LOCK ${arg_LOCK})
+    endif()
     # Found when ctest starts, so that a test that cannot start is a failed test and not a failed build.
     gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-        PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+        PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" ${lock})
 endfunction()
 
-# oasis_add_tests_of(<folder> [LABELS ...] [LIBRARIES ...]): one executable per <folder>/**/*_test.cpp.
+# oasis_add_tests_of(<folder> [LABELS ...] [LIBRARIES ...]): one executable per <folder>/**/*_test.cpp (and .cu).
 function(oasis_add_tests_of folder)
-    file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*_test.cpp)
+    file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*_test.cpp
+        ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*_test.cu)
     foreach(source IN LISTS sources)
         cmake_path(GET source STEM stem)
         oasis_add_test(NAME ${folder}_${stem} SOURCES ${source} LABELS ${folder} ${ARGN})

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what is missing, fetches the example's model, builds and runs the tests.
-#   scripts/run_tests.sh [cpu|asan|tsan|all]     (default: all)
-# Debian 12 or Ubuntu 24.04, as root or with sudo. With CI=true warnings are errors.
+#   scripts/run_tests.sh [cpu|cuda|asan|tsan|all]     (default: all)
+# Debian 12 or Ubuntu 24.04, as root or with sudo. With CI=true warnings are errors. The stage cuda compiles the CUDA backend
+# where nvcc is found; its tests skip where there is no GPU.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 stage="${1:-all}"
 case "$stage" in
-cpu | asan | tsan) stages=("$stage") ;;
-all) stages=(cpu asan tsan) ;;
-*) fail "unknown stage '$stage': expected cpu, asan, tsan or all" ;;
+cpu | cuda | asan | tsan) stages=("$stage") ;;
+all) stages=(cpu cuda asan tsan) ;;
+*) fail "unknown stage '$stage': expected cpu, cuda, asan, tsan or all" ;;
 esac
 
 # can_run_sanitizer <flag> <prefix command...>: whether a program under this sanitizer starts on this kernel.
@@ -37,21 +38,35 @@ sanitizer_prefix() {
     can_run_sanitizer "$1" "${prefix[@]}"
 }
 
+# find_nvcc: prints the nvcc to use, if there is one that is new enough.
+find_nvcc() {
+    local nvcc version
+    nvcc="$(PATH="$PATH:/usr/local/cuda/bin" command -v nvcc)" || return
+    version="$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
+    [[ "$(printf '12.4\n%s\n' "$version" | sort -V | head -n 1)" == 12.4 ]] && echo "$nvcc"
+}
+
 run_stage() {
-    local preset="$1"
-    local options=() prefix=()
+    local preset="$1" nvcc
+    local options=() targets=() prefix=() tests=()
     [[ "${CI:-}" == true ]] && options+=(-DOASIS_WERROR=ON)
     case "$preset" in
     cpu-asan) sanitizer_prefix address || { skipped+=("$preset"); return; } ;;
     cpu-tsan) sanitizer_prefix thread || { skipped+=("$preset"); return; } ;;
+    cuda)
+        nvcc="$(find_nvcc)" || { say "cuda: skipped: no nvcc (12.4 or newer) in PATH or /usr/local/cuda/bin"; return; }
+        # What does not depend on CUDA is built and tested by the stage cpu.
+        options+=(-DCMAKE_CUDA_COMPILER="$nvcc" -DOASIS_BUILD_EXAMPLES=OFF)
+        targets=(--target cuda_all)
+        tests=(--label-regex '^cuda$')
+        ;;
     esac
     say "$preset: configure and build"
     cmake --preset "$preset" "${options[@]}"
-    cmake --build --preset "$preset" --parallel "$jobs"
+    cmake --build --preset "$preset" --parallel "$jobs" "${targets[@]}"
     say "$preset: test"
     # Accuracy on real models is measured by the release build; under a sanitizer it would take minutes and show nothing new.
-    local tests=()
-    [[ "$preset" == cpu ]] || tests=(--exclude-regex '^(Acceptance|.*Reference)\.')
+    [[ "$preset" != cpu-* ]] || tests=(--exclude-regex '^(Acceptance|.*Reference)\.')
     if ! "${prefix[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$jobs" "${tests[@]}"; then
         failed+=("$preset")
     fi
@@ -67,7 +82,7 @@ failed=()
 skipped=()
 for stage in "${stages[@]}"; do
     case "$stage" in
-    cpu) run_stage cpu ;;
+    cpu | cuda) run_stage "$stage" ;;
     *) run_stage "cpu-$stage" ;;
     esac
 done

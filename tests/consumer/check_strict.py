@@ -16,7 +16,8 @@ def main():
     include = pathlib.Path(arguments.include)
     work = pathlib.Path(arguments.work)
     work.mkdir(parents=True, exist_ok=True)
-    headers = sorted(str(path.relative_to(include)) for path in include.glob("oasis/**/*.hpp"))
+    # Those of the CUDA backend need the toolkit; the build checks them.
+    headers = sorted(str(path.relative_to(include)) for path in include.glob("oasis/**/*.hpp") if path.parent.name != "cuda")
     assert headers, f"no headers below {include}"
 
     for order, names in (("forward", headers), ("backward", headers[::-1])):

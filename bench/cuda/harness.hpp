@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What every CUDA benchmark shares: options, medians of graph replays, the HBM read rate of the same run, results as JSON.
+//   cuda_<name>_bench [--json FILE] [--commit HASH] [--filter TEXT] [--repetitions N]
+// For nvcc alone.
+#pragma once
+
+#include <oasis/cuda/device.hpp>
+#include <oasis/cuda/memory.hpp>
+#include <oasis/cuda/queue.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace oasis::cuda::bench {
+
+struct Options {
+    std::string command{};
+    std::string json{};
+    std::string commit = "unknown";
+    std::string filter{};
+    int repetitions = 30;
+
+    Options(int argc, char** argv)
+    {
+        for (int i = 0; i < argc; ++i) { command += (i ? " " : "") + (i ? std::string(argv[i]) : base_name(argv[0])); }
+        for (int i = 1; i < argc; ++i) {
+            const std::string option = argv[i];
+            if (i + 1 == argc) { refuse(option); }
+            const std::string value = argv[++i];
+            if (option == "--json") {
+                json = value;
+            } else if (option == "--commit") {
+                commit = value;
+            } else if (option == "--filter") {
+                filter = value;
+            } else if (option == "--repetitions") {
+                repetitions = std::max(1, std::atoi(value.c_str()));
+            } else {
+                refuse(option);
+            }
+        }
+    }
+    bool runs(const std::string& name) const { return name.find(filter) != std::string::npos; }
+
+private:
+    static std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+    [[noreturn]] static void refuse(const std::string& option)
+    {
+        std::fprintf(stderr, "unknown option or missing value: %s\nusage: [--json FILE] [--commit HASH] [--filter TEXT] [--repetitions N]\n", option.c_str());
+        std::exit(2);
+    }
+};
+
+inline double median(std::vector<double> values)
+{
+    std::sort(values.begin(), values.end());
+    return values.empty() ? 0.0 : 0.5 * (values[(values.size() - 1) / 2] + values[values.size() / 2]);
+}
+
+/// Rows of numbers by name, printed as they come and written as JSON at the end.
+class Report {
+public:
+    explicit Report(Options options) : options_(std::move(options)), device_(device_info(current_device())) { require_supported(device_); }
+
+    void add(const std::string& name, std::initializer_list<std::pair<const char*, double>> numbers)
+    {
+        std::string row = "{\"name\": \"" + name + "\"";
+        std::printf("%-48s", name.c_str());
+        for (const auto& [key, value] : numbers) {
+            char text[64];
+            std::snprintf(text, sizeof(text), "%.6g", value);
+            row += std::string(", \"") + key + "\": " + text;
+            std::printf("  %s %s", key, text);
+        }
+        std::printf("\n");
+        std::fflush(stdout);
+        rows_.push_back(row + "}");
+    }
+    ~Report()
+    {
+        if (options_.json.empty()) { return; }
+        std::ofstream out(options_.json);
+        out << "{\"commit\": \"" << options_.commit << "\",\n \"command\": \"" << options_.command << "\",\n \"machine\": {\"gpu\": \"" << device_.name
+            << "\", \"sm_count\": " << device_.sm_count << ", \"l2_bytes\": " << device_.l2_bytes << ", \"cuda\": " << CUDART_VERSION << "},\n \"repetitions\": "
+            << options_.repetitions << ",\n \"results\": [\n";
+        for (std::size_t i = 0; i < rows_.size(); ++i) { out << "  " << rows_[i] << (i + 1 < rows_.size() ? ",\n" : "\n"); }
+        out << " ]}\n";
+    }
+    Report(const Report&) = delete;
+    Report& operator=(const Report&) = delete;
+
+private:
+    Options options_;
+    DeviceInfo device_;
+    std::vector<std::string> rows_;
+};
+
+/// Owns an instantiated graph of what `enqueue` puts on a queue.
+class Graph {
+public:
+    template <class Enqueue> Graph(Queue queue, Enqueue&& enqueue)
+    {
+        cudaGraph_t graph = nullptr;
+        check(::cudaStreamBeginCapture(queue.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+        enqueue();
+        check(::cudaStreamEndCapture(queue.stream(), &graph), "cudaStreamEndCapture");
+        const cudaError_t code = ::cudaGraphInstantiate(&graph_, graph, 0);
+        static_cast<void>(::cudaGraphDestroy(graph));
+        check(code, "cudaGraphInstantiate");
+    }
+    Graph(const Graph&) = delete;
+    Graph& operator=(const Graph&) = delete;
+    ~Graph() { static_cast<void>(::cudaGraphExecDestroy(graph_)); }
+    void enqueue(Queue queue) { check(::cudaGraphLaunch(graph_, queue.stream()), "cudaGraphLaunch"); }
+
+private:
+    cudaGraphExec_t graph_ = nullptr;
+};
+
+/// Median microseconds of `run()`, which enqueues on `queue`, over `repetitions` after two to warm up; `before(i)` is enqueued
+/// ahead of each one and not timed (flush the L2, rotate inputs).
+template <class Run, class Before>
+double median_us(Queue queue, int repetitions, Run&& run, Before&& before)
+{
+    Event begin(Event::Kind::kTimed);
+    Event end(Event::Kind::kTimed);
+    std::vector<double> times;
+    for (int i = -2; i < repetitions; ++i) {
+        before(i + 2);
+        begin.record(queue);
+        run();
+        end.record(queue);
+        end.synchronize();
+        if (i >= 0) { times.push_back(1e3 * Event::milliseconds(begin, end)); }
+    }
+    return median(std::move(times));
+}
+
+/// As above for a graph of `enqueue()`.
+template <class Enqueue, class Before>
+double median_graph_us(Queue queue, int repetitions, Enqueue&& enqueue, Before&& before)
+{
+    Graph graph(queue, enqueue);
+    return median_us(queue, repetitions, [&] { graph.enqueue(queue); }, before);
+}
+
+/// Writes a buffer of four times the L2, so that nothing of the inputs is left in it.
+class L2Flush {
+public:
+    L2Flush() : buffer_(4 * device_info(current_device()).l2_bytes) {}
+    void enqueue(Queue queue) { enqueue_fill(queue, buffer_.data(), buffer_.size(), 1); }
+
+private:
+    DeviceBuffer<> buffer_;
+};
+
+namespace detail {
+
+/// Sums `count` uint4; tiles of 64 KiB from an atomic counter.
+static __global__ void stream_read(const uint4* data, std::size_t count, unsigned long long* tile, std::uint32_t* sink)
+{
+    constexpr std::size_t kTile = 4096;
+    __shared__ unsigned long long mine;
+    std::uint32_t sum = 0;
+    for (;;) {
+        if (threadIdx.x == 0) { mine = atomicAdd(tile, 1ULL); }
+        __syncthreads();
+        const std::size_t begin = mine * kTile;
+        __syncthreads();
+        if (begin >= count) { break; }
+        const std::size_t end = begin + kTile < count ? begin + kTile : count;
+#pragma unroll 8
+        for (std::size_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
+            const uint4 x = data[i];
+            sum += x.x ^ x.y ^ x.z ^ x.w;
+        }
+    }
+    if (sum == 0xFFFFFFFFU) { *sink = sum; }
+}
+
+} // namespace detail
+
+/// A kernel that reads `bytes` of HBM and does nothing else: the ceiling of the run, and the neighbour of transfers.
+class StreamRead {
+public:
+    explicit StreamRead(std::size_t bytes) : data_(bytes / 16), tile_(1), sink_(1), ctas_(2 * device_info(current_device()).sm_count) {}
+    std::size_t bytes() const { return data_.bytes(); }
+    void enqueue(Queue queue)
+    {
+        enqueue_fill(queue, tile_.data(), 1, 0);
+        detail::stream_read<<<ctas_, 512, 0, queue.stream()>>>(data_.data(), data_.size(), tile_.data(), sink_.data());
+        check_launch("stream_read");
+    }
+
+private:
+    DeviceBuffer<uint4> data_;
+    DeviceBuffer<unsigned long long> tile_;
+    DeviceBuffer<std::uint32_t> sink_;
+    int ctas_;
+};
+
+/// Bytes read per second from HBM in this run, in GB/s.
+inline double hbm_read_gbps(Queue queue, int repetitions, std::size_t bytes = std::size_t{4} << 30)
+{
+    StreamRead read(bytes);
+    return double(read.bytes()) / 1e3 / median_us(queue, repetitions, [&] { read.enqueue(queue); }, [](int) {});
+}
+
+} // namespace oasis::cuda::bench

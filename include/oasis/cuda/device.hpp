@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the backend asks of a device before it uses it.
+#pragma once
+
+#include <oasis/cuda/error.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace oasis::cuda {
+
+/// The oldest architecture the kernels are written for: Hopper.
+inline constexpr int kMinimumArchitecture = 90;
+
+struct DeviceInfo {
+    int id = 0;
+    std::string name{};
+    int architecture = 0;        ///< 90 for sm_90
+    int sm_count = 0;
+    std::size_t l2_bytes = 0;
+    std::size_t memory_bytes = 0;
+    std::size_t shared_bytes = 0; ///< the most shared memory that one CTA may ask for
+};
+
+/// Devices that can be used; 0 also without a driver, with the driver's words in `reason`.
+int device_count(std::string* reason = nullptr);
+
+/// The device that CUDA calls of this thread go to.
+int current_device();
+
+DeviceInfo device_info(int device);
+
+/// Throws `Unsupported` with the device's name unless the kernels run on it.
+void require_supported(const DeviceInfo& device);
+
+} // namespace oasis::cuda
