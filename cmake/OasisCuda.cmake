@@ -5,7 +5,7 @@ set(OASIS_CUDA_MINIMUM 12.4)
 # oasis_target_cuda(<target>): dialect and warnings of our own CUDA sources, never part of a target's interface.
 function(oasis_target_cuda target)
     # CMake 3.25.1 does not know C++20 of CUDA, so the dialect is given as a flag.
-    set(options -std=c++20 --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall,-Wextra,-Wshadow)
+    set(options -std=c++20 --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall,-Wextra,-Wshadow,-Wno-restrict)
     if(OASIS_WERROR)
         list(APPEND options -Werror=all-warnings -Xcompiler=-Werror)
     endif()
