@@ -125,7 +125,7 @@ template <class Backend, KVElement Element, class Policies>
 PreemptResult KVCache<Backend, Element, Policies>::preempt(SequenceId id)
 {
     PreemptResult result;
-    {
+    try {
         const Entry entry(busy_, "preempt", &in_callback_);
         expect_no_step("preempt");
         Sequence& sequence = expect_active(id, "preempt");
@@ -135,6 +135,10 @@ PreemptResult KVCache<Backend, Element, Policies>::preempt(SequenceId id)
         } while (result.full && waited_for_room());
         journal_.counters.preempted_sequences += !result.full;
         publish();
+    } catch (const StoreError&) {
+        publish(); // of the transfers that ended meanwhile
+        deliver();
+        throw;
     }
     deliver();
     return result;
@@ -145,7 +149,7 @@ PreemptResult KVCache<Backend, Element, Policies>::resume(SequenceId id)
 {
     PreemptResult result;
     for (;;) {
-        {
+        try {
             const Entry entry(busy_, "resume", &in_callback_);
             expect_no_step("resume");
             Sequence& sequence = expect(id, "resume");
@@ -155,6 +159,10 @@ PreemptResult KVCache<Backend, Element, Policies>::resume(SequenceId id)
             } while (result.full && waited_for_room());
             journal_.counters.resumed_sequences += !result.full;
             publish();
+        } catch (const StoreError&) {
+            publish();
+            deliver();
+            throw;
         }
         deliver();
         if (!result.full || !relieve(*result.full)) { return result; }

@@ -5,6 +5,7 @@
 
 #include "cache_fixture.hpp"
 #include "fault/failing_store.hpp"
+#include "fault/wrong_predictor.hpp"
 
 #include <oasis/tier/any_store.hpp>
 
@@ -31,12 +32,18 @@ inline std::shared_ptr<fault::StoreFaults> slow_reads(std::chrono::microseconds 
     return faults;
 }
 
-inline std::unique_ptr<FloatCache> cache_over(const CacheConfig& c, std::shared_ptr<fault::StoreFaults> faults, Callbacks callbacks = {})
+template <class Policies = DefaultPolicies<cpu::Backend, float>>
+std::unique_ptr<KVCache<cpu::Backend, float, Policies>> cache_over(const CacheConfig& c, std::shared_ptr<fault::StoreFaults> faults, Callbacks callbacks = {})
 {
-    PolicySet<DefaultPolicies<cpu::Backend, float>> policies;
+    PolicySet<Policies> policies;
     policies.store_factory = failing_store(std::move(faults));
-    return std::make_unique<FloatCache>(c, std::move(callbacks), std::move(policies));
+    return std::make_unique<KVCache<cpu::Backend, float, Policies>>(c, std::move(callbacks), std::move(policies));
 }
+
+/// Guesses are random blocks of the sequence: many, and of no use.
+struct RandomGuesses : DefaultPolicies<cpu::Backend, float> {
+    using Lookahead = fault::WrongPredictor<fault::Wrong::kRandom>;
+};
 
 /// Small budgets: most rows miss something.
 inline CacheConfig missing_config()

@@ -153,6 +153,22 @@ TEST_P(CachePreempt, AStoreThatFailsChangesNothing)
     EXPECT_EQ(engine.decode(id, 1, kRows), rest(expected, kRows));
 }
 
+/// What was called off before the store failed is counted by the call that fails, not by the next one.
+TEST(CachePreemptCounters, AreThoseOfTheCallThatFails)
+{
+    const CacheConfig config = preempt_config(BlockCode::kNative, SelectionScope::kKvHead);
+    const auto faults = slow_reads(std::chrono::milliseconds(10));
+    const auto cache = cache_over<RandomGuesses>(config, faults);
+    Engine engine(*cache);
+    const SequenceId id = cache->create({}).id;
+    engine.prefill(id, 1, 700);
+    engine.decode(id, 1, 2); // guesses are under way
+    const std::uint64_t before = cache->stats().counters.cancelled_copies;
+    faults->fail_write_at = faults->writes + 1;
+    EXPECT_THROW(cache->preempt(id), StoreError);
+    EXPECT_GT(cache->stats().counters.cancelled_copies, before);
+}
+
 INSTANTIATE_TEST_SUITE_P(Codes, CachePreempt,
                          testing::Values(Case{BlockCode::kNative, SelectionScope::kKvHead, 700}, Case{BlockCode::kNative, SelectionScope::kLayer, 700},
                                          Case{BlockCode::kInt8, SelectionScope::kKvHead, 700}, Case{BlockCode::kInt8, SelectionScope::kLayer, 700},

@@ -207,14 +207,14 @@ void BlockScorer<S>::close_group(const std::byte* native, std::int32_t sub_block
         std::memcpy(coded, native, layout_.native_bytes());
         return;
     }
-    SummaryHeader header;
-    std::memcpy(&header, native, sizeof(header));
+    SummaryHeader open;
+    std::memcpy(&open, native, sizeof(open));
+    SummaryHeader header; // what was never written holds garbage, flags included: equal keys give equal bytes all the same
     std::uint64_t valid = 0; // by slot
-    for (std::int32_t s = 0; s < SummaryLayout::kGroupSubBlocks; ++s) {
-        const bool written = s < sub_blocks; // what was never written holds garbage, flags included
-        detail::set_bit(header.poisoned, s, written && ((header.poisoned >> s) & 1U) != 0);
-        detail::set_bit(header.unbounded, s, written && ((header.unbounded >> s) & 1U) != 0);
-        detail::set_bit(valid, layout_.slot(s), written && ((header.poisoned >> s) & 1U) == 0);
+    for (std::int32_t s = 0; s < sub_blocks; ++s) {
+        detail::set_bit(header.poisoned, s, ((open.poisoned >> s) & 1U) != 0);
+        detail::set_bit(header.unbounded, s, ((open.unbounded >> s) & 1U) != 0);
+        detail::set_bit(valid, layout_.slot(s), ((open.poisoned >> s) & 1U) == 0);
     }
     detail::code_group(layout_, native, valid, header, coded);
 }
