@@ -5,11 +5,11 @@
 namespace oasis::contracts {
 
 using fault::Wrong;
-using fault::WrongPredictor;
-using StockLookahead =
-    testing::Types<LookaheadPredictor, NoLookahead, WrongPredictor<Wrong::kRandom>, WrongPredictor<Wrong::kNothing>,
-                   WrongPredictor<Wrong::kStale>, WrongPredictor<Wrong::kForeign>, WrongPredictor<Wrong::kDuplicates>,
-                   WrongPredictor<Wrong::kNeighbour>>;
+template <Wrong kind> struct Always : fault::WrongPredictor {
+    explicit Always(const LookaheadOptions& = {}) : WrongPredictor(kind) {}
+};
+using StockLookahead = testing::Types<LookaheadPredictor, NoLookahead, Always<Wrong::kRandom>, Always<Wrong::kNothing>, Always<Wrong::kStale>,
+                                      Always<Wrong::kForeign>, Always<Wrong::kDuplicates>, Always<Wrong::kNeighbour>>;
 INSTANTIATE_TYPED_TEST_SUITE_P(Stock, LookaheadContract, StockLookahead);
 
 } // namespace oasis::contracts

@@ -24,10 +24,12 @@ enum class Wrong : std::uint8_t {
     kDuplicates, ///< one block, again and again
     kNeighbour,  ///< what another sequence read, where there is one
 };
+inline constexpr int kWrongs = 6;
 
-template <Wrong kind> class WrongPredictor {
+class WrongPredictor {
 public:
-    explicit WrongPredictor(const LookaheadOptions& = {}) {}
+    explicit WrongPredictor(Wrong kind) : kind_(kind) {}
+    explicit WrongPredictor(const LookaheadOptions& = {}) : WrongPredictor(Wrong::kRandom) {}
 
     void observe_row(SequenceId sequence, LayerId layer, std::int32_t set, std::int32_t,
                      std::span<const std::int32_t> must, bool)
@@ -39,16 +41,16 @@ public:
     std::size_t predict(SequenceId sequence, LayerId layer, std::int32_t set, std::span<std::int32_t> out)
     {
         const auto found = seen_.find({raw(sequence), layer, set});
-        if (kind == Wrong::kNothing || found == seen_.end() || found->second.front().empty()) { return 0; }
+        if (kind_ == Wrong::kNothing || found == seen_.end() || found->second.front().empty()) { return 0; }
         const std::vector<std::int32_t>& old = found->second.front();
-        if constexpr (kind == Wrong::kStale) { return write(old, out); }
-        if constexpr (kind == Wrong::kNeighbour) { return write(neighbour(sequence, layer, set), out); }
+        if (kind_ == Wrong::kStale) { return write(old, out); }
+        if (kind_ == Wrong::kNeighbour) { return write(neighbour(sequence, layer, set), out); }
         const auto& recent = found->second.back();
         const std::int32_t last = recent.empty() ? 0 : *std::max_element(recent.begin(), recent.end());
         for (std::size_t i = 0; i < out.size(); ++i) {
-            if constexpr (kind == Wrong::kRandom) {
+            if (kind_ == Wrong::kRandom) {
                 out[i] = static_cast<std::int32_t>(random_() % (static_cast<std::uint32_t>(std::max(last, 0)) + 1U));
-            } else if constexpr (kind == Wrong::kForeign) {
+            } else if (kind_ == Wrong::kForeign) {
                 constexpr std::int32_t kOdd[] = {-1, std::numeric_limits<std::int32_t>::min(),
                                                  std::numeric_limits<std::int32_t>::max(), 1 << 20};
                 out[i] = kOdd[i % 4] - static_cast<std::int32_t>(i % 4 == 2 ? i : 0);
@@ -99,10 +101,11 @@ private:
         return other != seen_.end() ? other->second.back() : std::vector<std::int32_t>{};
     }
 
+    Wrong kind_;
     std::map<std::tuple<std::int64_t, LayerId, std::int32_t>, std::vector<std::vector<std::int32_t>>> seen_;
     std::mt19937 random_{17};
 };
 
-static_assert(check_lookahead<WrongPredictor<Wrong::kRandom>>());
+static_assert(check_lookahead<WrongPredictor>());
 
 } // namespace oasis::fault

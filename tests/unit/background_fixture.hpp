@@ -42,7 +42,7 @@ std::unique_ptr<KVCache<cpu::Backend, float, Policies>> cache_over(const CacheCo
 
 /// Guesses are random blocks of the sequence: many, and of no use.
 struct RandomGuesses : DefaultPolicies<cpu::Backend, float> {
-    using Lookahead = fault::WrongPredictor<fault::Wrong::kRandom>;
+    using Lookahead = fault::WrongPredictor;
 };
 
 /// Small budgets: most rows miss something.

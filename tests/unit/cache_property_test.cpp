@@ -13,9 +13,8 @@ using Outputs = std::vector<std::vector<float>>;
 constexpr TokenIndex kPrompt = 420;
 constexpr int kRows = 24;
 
-template <fault::Wrong kind>
-struct WrongPolicies : DefaultPolicies<cpu::Backend, float> {
-    using Lookahead = fault::WrongPredictor<kind>;
+struct Guessing : DefaultPolicies<cpu::Backend, float> {
+    using Lookahead = fault::WrongPredictor;
 };
 
 CacheConfig base(MayRule may)
@@ -36,18 +35,13 @@ Outputs plain(const CacheConfig& c)
     return engine.decode(id, 1, kRows);
 }
 
+/// Beyond the wrong predictors, the library's own.
 std::unique_ptr<AnyKVCache> cache_with(int predictor, const CacheConfig& c)
 {
-    using fault::Wrong;
-    switch (predictor) {
-    case 0: return std::make_unique<KVCache<cpu::Backend, float, WrongPolicies<Wrong::kRandom>>>(c);
-    case 1: return std::make_unique<KVCache<cpu::Backend, float, WrongPolicies<Wrong::kNothing>>>(c);
-    case 2: return std::make_unique<KVCache<cpu::Backend, float, WrongPolicies<Wrong::kStale>>>(c);
-    case 3: return std::make_unique<KVCache<cpu::Backend, float, WrongPolicies<Wrong::kForeign>>>(c);
-    case 4: return std::make_unique<KVCache<cpu::Backend, float, WrongPolicies<Wrong::kDuplicates>>>(c);
-    case 5: return std::make_unique<KVCache<cpu::Backend, float, WrongPolicies<Wrong::kNeighbour>>>(c);
-    default: return make_cache(c);
-    }
+    if (predictor >= fault::kWrongs) { return make_cache(c); }
+    PolicySet<Guessing> policies;
+    policies.lookahead = std::make_unique<fault::WrongPredictor>(fault::Wrong(predictor));
+    return std::make_unique<KVCache<cpu::Backend, float, Guessing>>(c, Callbacks{}, std::move(policies));
 }
 
 /// The stream's rows while everything that must not matter is drawn at random.
@@ -58,7 +52,7 @@ Outputs disturbed(CacheConfig c, std::uint32_t seed)
     c.prefetch_cap = std::int32_t(below(4)) * c.block_tokens;
     const Footprint f = footprint(c);
     if (below(4) > 0) { c.fast_bytes = f.landing_bytes + 3 * f.fast_bytes_per_sequence + (2000 + below(2000)) * f.summary_bytes_per_token; }
-    const auto cache = cache_with(int(below(7)), c);
+    const auto cache = cache_with(int(below(fault::kWrongs + 1)), c);
     Engine engine(*cache, 1 + below(4));
     std::vector<SequenceId> ids;
     const std::uint32_t neighbours = below(3);

@@ -7,62 +7,15 @@
 #include "fault/wrong_predictor.hpp"
 
 #include <cmath>
-#include <variant>
 
 namespace oasis::test {
 namespace {
 
 using fault::Wrong;
 
-/// One of the predictors, chosen when the cache is made; 0 is the library's own.
-class ChosenPredictor {
-public:
-    using Any = std::variant<LookaheadPredictor, fault::WrongPredictor<Wrong::kRandom>, fault::WrongPredictor<Wrong::kNothing>, fault::WrongPredictor<Wrong::kStale>,
-                             fault::WrongPredictor<Wrong::kForeign>, fault::WrongPredictor<Wrong::kDuplicates>, fault::WrongPredictor<Wrong::kNeighbour>>;
-    static constexpr int kKinds = int(std::variant_size_v<Any>);
-    static constexpr int kForeign = 4;
-
-    explicit ChosenPredictor(const LookaheadOptions& options) : ChosenPredictor(0, options) {}
-    ChosenPredictor(int kind, const LookaheadOptions& options) : any_(make<0>(kind, options)) {}
-
-    void observe_row(SequenceId sequence, LayerId layer, std::int32_t set, std::int32_t row, std::span<const std::int32_t> must, bool lookahead)
-    {
-        std::visit([&](auto& p) { p.observe_row(sequence, layer, set, row, must, lookahead); }, any_);
-    }
-    std::size_t predict(SequenceId sequence, LayerId layer, std::int32_t set, std::span<std::int32_t> out)
-    {
-        return std::visit([&](auto& p) -> std::size_t { return p.predict(sequence, layer, set, out); }, any_);
-    }
-    void accepted(SequenceId sequence, std::int32_t rows)
-    {
-        std::visit([&](auto& p) { p.accepted(sequence, rows); }, any_);
-    }
-    void copy(SequenceId from, SequenceId to)
-    {
-        std::visit([&](auto& p) { p.copy(from, to); }, any_);
-    }
-    void forget(SequenceId sequence)
-    {
-        std::visit([&](auto& p) { p.forget(sequence); }, any_);
-    }
-
-private:
-    template <std::size_t i>
-    static Any make(int kind, const LookaheadOptions& options)
-    {
-        if constexpr (i + 1 < std::variant_size_v<Any>) {
-            if (kind != int(i)) { return make<i + 1>(kind, options); }
-        }
-        return Any(std::in_place_index<i>, options);
-    }
-
-    Any any_;
-};
-
 struct Guessing : DefaultPolicies<cpu::Backend, float> {
-    using Lookahead = ChosenPredictor;
+    using Lookahead = fault::WrongPredictor;
 };
-using GuessingCache = KVCache<cpu::Backend, float, Guessing>;
 
 CacheConfig config(std::int32_t threads)
 {
@@ -80,15 +33,13 @@ struct Course {
 };
 
 /// A sequence and a longer neighbour, 24 steps each with a lookahead row; reads from the store take their time.
-Course run(const CacheConfig& c, int predictor)
+template <class Policies>
+Course run_with(const CacheConfig& c, PolicySet<Policies> policies)
 {
     StoreScript script;
     script.read_delay_us = c.transfer_threads > 0 ? 100 : 0;
-    PolicySet<Guessing> policies;
-    policies.lookahead = std::make_unique<ChosenPredictor>(
-        predictor, LookaheadOptions{.layers = c.shape.layers, .sets = c.shape.kv_heads, .must_blocks = c.budgets.fetch / c.block_tokens, .source = c.lookahead});
     policies.store_factory = [&](const StoreOptions& options) { return erase_store(std::make_unique<fault::FailingStore<RamStore>>(options, script.faults)); };
-    GuessingCache cache(c, {}, std::move(policies));
+    KVCache<cpu::Backend, float, Policies> cache(c, {}, std::move(policies));
     Engine engine(cache);
     const SequenceId id = cache.create({}).id;
     const SequenceId neighbour = cache.create({}).id;
@@ -104,18 +55,26 @@ Course run(const CacheConfig& c, int predictor)
     return result;
 }
 
+Course run(const CacheConfig& c) { return run_with(c, PolicySet<DefaultPolicies<cpu::Backend, float>>{}); }
+Course run(const CacheConfig& c, Wrong kind)
+{
+    PolicySet<Guessing> policies;
+    policies.lookahead = std::make_unique<fault::WrongPredictor>(kind);
+    return run_with(c, std::move(policies));
+}
+
 TEST(GuessCases, LOOK_07_ExactDoesNotDependOnTheGuess)
 {
     for (const std::int32_t threads : {0, 2}) {
-        const Course perfect = run(config(threads), 0);
+        const Course perfect = run(config(threads));
         EXPECT_GT(perfect.counters.useful_prefetch_tokens, 0U);
         EXPECT_EQ(perfect.counters.foreign_predictions, 0U);
-        for (int kind = 1; kind < ChosenPredictor::kKinds; ++kind) {
-            const Course wrong = run(config(threads), kind);
+        for (int kind = 0; kind < fault::kWrongs; ++kind) {
+            const Course wrong = run(config(threads), Wrong(kind));
             EXPECT_EQ(wrong.out, perfect.out) << "predictor " << kind << ", threads " << threads;
             EXPECT_EQ(wrong.counters.must_tokens, perfect.counters.must_tokens) << "predictor " << kind;
             EXPECT_EQ(wrong.counters.skipped_tokens, 0U) << "predictor " << kind;
-            if (kind == ChosenPredictor::kForeign) {
+            if (Wrong(kind) == Wrong::kForeign) {
                 EXPECT_GT(wrong.counters.foreign_predictions, 0U);
                 EXPECT_EQ(wrong.counters.prefetched_bytes, 0U) << "foreign ids are ignored";
             }
@@ -128,10 +87,10 @@ TEST(GuessCases, LOOK_07_ResidentOnlyReportsWhatIsMissing)
 {
     for (const std::int32_t threads : {0, 2}) {
         CacheConfig c = config(threads);
-        const Course exact = run(c, 0);
+        const Course exact = run(c);
         c.miss = MissPolicy::kResidentOnly;
-        for (int kind = 1; kind < ChosenPredictor::kKinds; ++kind) {
-            const Course wrong = run(c, kind);
+        for (int kind = 0; kind < fault::kWrongs; ++kind) {
+            const Course wrong = run(c, Wrong(kind));
             EXPECT_GT(wrong.counters.skipped_tokens, 0U) << "predictor " << kind;
             EXPECT_EQ(wrong.counters.must_tokens, wrong.counters.resident_must_tokens + wrong.counters.skipped_tokens) << "predictor " << kind;
             EXPECT_EQ(wrong.counters.fetched_tokens + wrong.counters.late_tokens, 0U) << "predictor " << kind;
@@ -149,12 +108,12 @@ TEST(GuessCases, LOOK_07_BoundedStaysWithinItsBound)
     c.dense_below = 0;
     c.limits.max_context = 1280;
     c.summary = {.kind = SummaryKind::kMinMax, .tokens = 1, .code = SummaryCode::kF32}; // of single tokens, bounds are close
-    const Course exact = run(c, 0);
+    const Course exact = run(c);
     c.miss = MissPolicy::kBounded;
     c.miss_epsilon = 0.3F;
     std::uint64_t skipped = 0;
-    for (int kind = 1; kind < ChosenPredictor::kKinds; ++kind) {
-        const Course wrong = run(c, kind);
+    for (int kind = 0; kind < fault::kWrongs; ++kind) {
+        const Course wrong = run(c, Wrong(kind));
         double worst = 0;
         for (std::size_t row = 0; row < wrong.out.size(); ++row) {
             for (std::size_t i = 0; i < wrong.out[row].size(); ++i) { worst = std::max(worst, double(std::abs(wrong.out[row][i] - exact.out[row][i]))); }
