@@ -163,23 +163,24 @@ private:
 
 namespace detail {
 
-/// Sums `count` uint4; tiles of 64 KiB from an atomic counter.
-static __global__ void stream_read(const uint4* data, std::size_t count, unsigned long long* tile, std::uint32_t* sink)
+/// Sums `count` uint4. Warps take tiles of 16 KiB from an atomic counter, the next one while the loads are under way.
+static __global__ void __launch_bounds__(512) stream_read(const uint4* data, std::size_t count, unsigned long long* tile, std::uint32_t* sink)
 {
-    constexpr std::size_t kTile = 4096;
-    __shared__ unsigned long long mine;
+    constexpr std::size_t kTile = 1024;
+    const std::size_t lane = threadIdx.x % 32;
+    const auto take = [&] { return lane == 0 ? atomicAdd(tile, 1ULL) : 0ULL; };
     std::uint32_t sum = 0;
-    for (;;) {
-        if (threadIdx.x == 0) { mine = atomicAdd(tile, 1ULL); }
-        __syncthreads();
-        const std::size_t begin = mine * kTile;
-        __syncthreads();
-        if (begin >= count) { break; }
-        const std::size_t end = begin + kTile < count ? begin + kTile : count;
-#pragma unroll 8
-        for (std::size_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
-            const uint4 x = data[i];
-            sum += x.x ^ x.y ^ x.z ^ x.w;
+    for (unsigned long long mine = take();;) {
+        const std::size_t begin = __shfl_sync(0xFFFFFFFFU, mine, 0) * kTile;
+        if (begin + kTile > count) { break; }
+        mine = take();
+        const uint4* from = data + begin + lane;
+        for (int batch = 0; batch < 4; ++batch, from += 8 * 32) {
+            uint4 x[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) { x[i] = from[i * 32]; }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) { sum += x[i].x ^ x[i].y ^ x[i].z ^ x[i].w; }
         }
     }
     if (sum == 0xFFFFFFFFU) { *sink = sum; }
@@ -190,7 +191,7 @@ static __global__ void stream_read(const uint4* data, std::size_t count, unsigne
 /// A kernel that reads `bytes` of HBM and does nothing else: the ceiling of the run, and the neighbour of transfers.
 class StreamRead {
 public:
-    explicit StreamRead(std::size_t bytes) : data_(bytes / 16), tile_(1), sink_(1), ctas_(2 * device_info(current_device()).sm_count) {}
+    explicit StreamRead(std::size_t bytes) : data_(bytes / 16384 * 1024), tile_(1), sink_(1), ctas_(2 * device_info(current_device()).sm_count) {}
     std::size_t bytes() const { return data_.bytes(); }
     void enqueue(Queue queue)
     {

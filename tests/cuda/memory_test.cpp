@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support.hpp"
 
+#include <oasis/cuda/arena.hpp>
+#include <oasis/cuda/host_tier.hpp>
+
+#include <algorithm>
 #include <type_traits>
 
 namespace oasis::cuda::test {
@@ -87,6 +91,84 @@ TEST_F(CudaMemory, EventsOrderAndTime)
     low.queue().synchronize();
     EXPECT_TRUE(end.ready());
     EXPECT_GT(Event::milliseconds(begin, end), 0.0F);
+}
+
+TEST(CudaHostTier, OptionsThatCanNeverWorkThrow)
+{
+    PinFailure failure;
+    EXPECT_THROW(HostTier::try_create({.bytes = 0}, failure), InvalidArgument);
+    EXPECT_THROW(HostTier::try_create({.bytes = 1 << 20, .chunk_bytes = 4096}, failure), InvalidArgument);
+    EXPECT_THROW(HostTier::try_create({.bytes = 1 << 20, .threads = -1}, failure), InvalidArgument);
+}
+
+TEST(CudaHostTierCases, TIER_01_MoreThanTheHostHasIsAValueThatNamesTheTier)
+{
+    PinFailure failure;
+    const std::size_t asked = 2 * available_host_bytes();
+    EXPECT_FALSE(HostTier::try_create({.bytes = asked}, failure));
+    EXPECT_EQ(failure.full.tier, Tier::kSlow);
+    EXPECT_GE(failure.full.needed_bytes, asked);
+    EXPECT_EQ(failure.full.available_bytes, 0U);
+    EXPECT_NE(failure.reason.find("pinned host tier of "), std::string::npos) << failure.reason;
+    EXPECT_NE(failure.reason.find(" bytes available"), std::string::npos) << failure.reason;
+}
+
+class CudaTiers : public CudaTest {};
+
+TEST_F(CudaTiers, TIER_01_AFailureLeavesNoTrace)
+{
+    PinFailure failure;
+    ASSERT_FALSE(HostTier::try_create({.bytes = std::size_t{1} << 46, .check_available = true}, failure));
+    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+    EXPECT_TRUE(HostTier::try_create({.bytes = std::size_t{64} << 20}, failure)) << failure.reason;
+}
+
+TEST_F(CudaTiers, PinnedMemoryIsOneRangeForHostAndDevice)
+{
+    for (const bool huge : {false, true}) {
+        PinFailure failure;
+        auto tier = HostTier::try_create({.bytes = (std::size_t{9} << 20) + 1, .chunk_bytes = std::size_t{4} << 20, .threads = 3, .huge_pages = huge}, failure);
+        ASSERT_TRUE(tier) << failure.reason;
+        ASSERT_EQ(tier->size(), std::size_t{10} << 20);
+        EXPECT_EQ(std::count(tier->data(), tier->data() + tier->size(), std::byte{0}), std::ptrdiff_t(tier->size()));
+        const auto bytes = random_bytes(tier->size(), 3);
+        std::memcpy(tier->data(), bytes.data(), bytes.size());
+        HostTier moved = std::move(*tier);
+        EXPECT_EQ(download(queue(), reinterpret_cast<const std::uint8_t*>(moved.data()), moved.size()), bytes);
+    }
+}
+
+TEST_F(CudaTiers, AnArenaGrowsAndShrinksWhereItIs)
+{
+    Arena arena({.reserve_bytes = std::size_t{1} << 40, .granule_bytes = std::size_t{2} << 20});
+    const std::byte* base = arena.data();
+    EXPECT_EQ(arena.committed(), 0U);
+    ASSERT_TRUE(arena.try_grow(1));
+    EXPECT_EQ(arena.committed(), arena.granule());
+    const auto bytes = random_bytes(arena.granule(), 4);
+    auto* data = reinterpret_cast<std::uint8_t*>(arena.data());
+    enqueue_copy(queue(), data, bytes);
+    ASSERT_TRUE(arena.try_grow(5 * arena.granule()));
+    enqueue_copy(queue(), data + 4 * arena.granule(), bytes);
+    EXPECT_EQ(arena.data(), base);
+    EXPECT_EQ(download(queue(), data, bytes.size()), bytes) << "growing moved what was there";
+    EXPECT_EQ(download(queue(), data + 4 * arena.granule(), bytes.size()), bytes);
+    arena.shrink(arena.granule() + 1);
+    EXPECT_EQ(arena.committed(), 2 * arena.granule());
+    EXPECT_EQ(download(queue(), data, bytes.size()), bytes);
+    EXPECT_TRUE(arena.try_grow(3 * arena.granule()));
+    EXPECT_THROW(static_cast<void>(arena.try_grow(arena.reserved() + 1)), InvalidArgument);
+}
+
+TEST_F(CudaTiers, AFullDeviceIsAValueAndChangesNothing)
+{
+    const std::size_t all = device_info(0).memory_bytes;
+    Arena arena({.reserve_bytes = 2 * all, .granule_bytes = std::size_t{1} << 30});
+    ASSERT_TRUE(arena.try_grow(std::size_t{1} << 30));
+    EXPECT_FALSE(arena.try_grow(2 * all));
+    EXPECT_EQ(arena.committed(), std::size_t{1} << 30);
+    EXPECT_TRUE(arena.try_grow(std::size_t{2} << 30));
+    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
 }
 
 } // namespace
