@@ -107,6 +107,9 @@ void add_run(CLI::App& app, Command& command)
     app.add_option("--trace", command.trace,
                    "draw the decoding (compute, demand and prefetch lanes) for ui.perfetto.dev into FILE")
         ->type_name("FILE");
+    app.add_option("--residency", command.residency,
+                   "write into FILE, as JSON, which blocks were in fast memory after each step")
+        ->type_name("FILE");
     app.add_option_function<std::string>(
            "--dense-column",
            [&command](const std::string& text) {

@@ -26,7 +26,8 @@ struct Command {
     std::int32_t rows = oasis::kMaxVerifyRows; ///< verify rows of a step when the tokens are known and none are drafted
     std::optional<bool> measure_mass{};        ///< default: compare yes, else no
     std::filesystem::path json{};
-    std::filesystem::path trace{}; ///< run: where the decoding is drawn
+    std::filesystem::path trace{};     ///< run: where the decoding is drawn
+    std::filesystem::path residency{}; ///< run: where it is written which blocks were in fast memory
     bool dry_run = false;
 
     std::filesystem::path file{}; ///< run, compare: the text; "-": standard input

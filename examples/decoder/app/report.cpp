@@ -132,7 +132,7 @@ Report new_report(std::string_view verb, const Command& command, const Engine& e
     return out;
 }
 
-void write_report(const std::filesystem::path& path, const Report& report)
+void write_report(const std::filesystem::path& path, const Report& report, std::string_view option, int indent)
 {
     if (path.empty()) { return; }
     // Only a regular file may be replaced: a device, a pipe or a link is written to as it is.
@@ -143,10 +143,10 @@ void write_report(const std::filesystem::path& path, const Report& report)
     if (replace) { target += ".part"; }
     std::ofstream out(target, std::ios::binary | std::ios::trunc);
     // Text of a prompt may hold any bytes: what is no UTF-8 is replaced.
-    out << report.dump(2, ' ', false, Report::error_handler_t::replace) << "\n";
+    out << report.dump(indent, ' ', false, Report::error_handler_t::replace) << "\n";
     out.close();
     if (!out) {
-        throw oasis::Error(fmt::format("--json {}: cannot be written: {}", path.string(), std::strerror(errno)));
+        throw oasis::Error(fmt::format("{} {}: cannot be written: {}", option, path.string(), std::strerror(errno)));
     }
     if (replace) { std::filesystem::rename(target, path); }
 }

@@ -24,8 +24,9 @@ Report to_json(const Settings& settings);
 void add_usage(Report& to, const Usage& usage);
 
 /// Replaces the file as a whole, so that a reader never sees half of it; devices, pipes and links are written to as they
-/// are. An empty path: nothing.
-void write_report(const std::filesystem::path& path, const Report& report);
+/// are. An empty path: nothing. `option` is what the user gave the path to; `indent` as of JSON libraries, -1: one line.
+void write_report(const std::filesystem::path& path, const Report& report, std::string_view option = "--json",
+                  int indent = 2);
 
 /// "spread2-int4, block 16, 2048/1024", ", mtp 4" after it with drafts: a configuration in a few characters.
 std::string short_name(const Settings& settings);

@@ -222,6 +222,25 @@ Report configuration_json(const Command& command, const Summary& s, const Writte
     return out;
 }
 
+/// Null unless the command asks for a trace or for residency.
+std::shared_ptr<Drawing> make_drawing(const Command& command, const oasis::CacheConfig& config)
+{
+    if (command.trace.empty() && command.residency.empty()) { return nullptr; }
+    auto out = std::make_shared<Drawing>();
+    if (!command.residency.empty()) { out->residency.emplace(config); }
+    return out;
+}
+
+void write_drawing(const Command& command, const Engine& engine, const Drawing* drawing)
+{
+    if (!command.trace.empty()) { write_trace(*drawing, command.trace); }
+    if (!command.residency.empty()) {
+        Report report = new_report("run", command, engine);
+        report["residency"] = drawing->residency->to_json();
+        write_report(command.residency, report, "--residency", -1);
+    }
+}
+
 } // namespace
 
 void run(const Command& command, const CacheMaker& maker)
@@ -240,7 +259,7 @@ void run(const Command& command, const CacheMaker& maker)
     const auto prompt = static_cast<std::int64_t>(ids.size());
     const std::int64_t context = std::min(prompt + command.max_tokens, engine->config().context);
     SparseCache cache = sparse_cache(command, command.settings, maker, shape, context);
-    if (!command.trace.empty()) { cache.drawing = std::make_shared<Drawing>(); }
+    cache.drawing = make_drawing(command, cache.config);
 
     KvStore store(shape, command.dense_column ? prompt : 0);
     Written written;
@@ -255,12 +274,12 @@ void run(const Command& command, const CacheMaker& maker)
         const std::span<const float> logits = session.last_logits();
         const std::vector<float> first(logits.begin(), logits.end());
         const double prefill_seconds = seconds_since(begin);
-        if (cache.drawing) { cache.drawing->on = true; }
+        if (cache.drawing) { cache.drawing->on = !command.trace.empty(); }
         written = Writer(*engine, command, session).write(first, context - prompt);
         written.prefill_seconds = prefill_seconds;
         written.peak_bytes = peak_memory();
     }
-    if (cache.drawing) { write_trace(*cache.drawing, command.trace); }
+    write_drawing(command, *engine, cache.drawing.get());
     std::optional<DenseColumn> dense;
     if (command.dense_column && written.usage.rows > 0 && !interrupted()) {
         try {

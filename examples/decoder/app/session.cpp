@@ -102,6 +102,7 @@ Session::Session(Engine& engine, const SparseCache& cache, Drafting drafting)
       cache_(make_cache_of(engine, cache)),
       decode_fast_bytes_(cache.decode_fast_bytes),
       drafting_(std::move(drafting)),
+      drawing_(cache.drawing),
       queue_(engine.threads),
       logits_(engine.vocabulary())
 {
@@ -259,6 +260,7 @@ std::int32_t Session::verify(const StepTokens& tokens, const Judge& judge)
     const std::int32_t stood = judge(logits_);
     expects(stood >= 1 && stood <= verified, "Session::verify: ", stood, " of ", verified, " rows stand");
     commit(std::move(step), stood);
+    if (drawing_ && drawing_->residency) { drawing_->residency->end_step(length()); }
     const auto kept = static_cast<std::size_t>(stood);
     show(std::span(tokens_).first(kept),
          engine_.llama.hidden().first(kept * static_cast<std::size_t>(engine_.config().hidden)));

@@ -149,6 +149,7 @@ private:
     std::size_t decode_fast_bytes_;
     Drafting drafting_;
     oasis::SequenceId sequence_ = oasis::SequenceId::kNone;
+    std::shared_ptr<Drawing> drawing_;
     oasis::Queue queue_;
     std::vector<oasis::TokenId> tokens_;
     std::vector<std::int64_t> positions_;

@@ -15,7 +15,10 @@ struct TraceSink {
 
     std::shared_ptr<Drawing> drawing;
 
-    void on_event(const oasis::Event&) const noexcept {}
+    void on_event(const oasis::Event& event) const
+    {
+        if (drawing->residency) { drawing->residency->on_event(event); }
+    }
     void begin_span(oasis::Stage stage, oasis::LayerId layer) const
     {
         if (drawing->on) { drawing->trace.begin_span(stage, layer); }
@@ -40,7 +43,7 @@ std::unique_ptr<oasis::AnyKVCache> make_traced_cache(const oasis::CacheConfig& c
                                                      std::shared_ptr<Drawing> drawing)
 {
     if (config.dtype != oasis::DType::kF32) {
-        throw oasis::Unsupported(fmt::format("--trace draws caches of f32, not of {}", oasis::name(config.dtype)));
+        throw oasis::Unsupported(fmt::format("--trace and --residency follow caches of f32, not of {}", oasis::name(config.dtype)));
     }
     oasis::PolicySet<TracedPolicies> policies;
     policies.store_factory = store;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A cache whose steps are drawn: stages, demand and prefetch transfers as lanes that Perfetto shows.
+// A cache whose steps are drawn: stages, demand and prefetch transfers as lanes that Perfetto shows, and residency.
 #pragma once
+
+#include "app/residency.hpp"
 
 #include <oasis/any_cache.hpp>
 #include <oasis/core/chrome_trace.hpp>
@@ -9,13 +11,15 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 namespace oasis_decode {
 
-/// What is drawn, while `on`; shared by a cache and whoever writes the file.
+/// What is drawn; shared by a cache and whoever writes the files.
 struct Drawing {
     oasis::ChromeTrace trace{};
-    bool on = false;
+    bool on = false;                         ///< the trace; residency is followed from the beginning
+    std::optional<ResidencyGrid> residency{};
 };
 
 std::unique_ptr<oasis::AnyKVCache> make_traced_cache(const oasis::CacheConfig& config, const oasis::StoreFactory& store,
