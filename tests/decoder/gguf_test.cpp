@@ -188,7 +188,8 @@ TEST(GgufCases, DEC_03_TensorDescriptions)
     expect_error(with({std::int64_t{1} << 61}, 0), {"weird", "past the end"});
     expect_error(with({-1}, 0), {"weird", "18446744073709551615"});
     expect_error(with({2, 40}, 3), {"weird", "Q4_1", "[2, 40]"});
-    expect_error(with({256}, 14), {"weird", "Q6_K", "are read"});
+    expect_error(with({256}, 10), {"weird", "Q2_K", "are read"});
+    expect_error(with({2, 128}, 14), {"weird", "Q6_K", "[2, 128]"});
     expect_error(with({256}, 999), {"weird", "999"});
     GgufWriter twice;
     twice.add({"same", {1}, {1.0F}});

@@ -26,18 +26,21 @@ Matrix float_matrix(std::int64_t out, std::int64_t in, const std::vector<float>&
     return matrix;
 }
 
-// Random bytes are valid codes; the scales (and offsets) get small.
-Matrix coded_matrix(StorageType type, std::int64_t out, std::int64_t in)
+// Random bytes are valid codes; the scales (and offsets) get small. In its own code, or in one that is given.
+Matrix coded_matrix(StorageType type, std::int64_t out, std::int64_t in, std::optional<Matrix::Code> code = {})
 {
     std::mt19937 random(9);
     const BlockLayout layout = layout_of(type);
-    Matrix matrix(Matrix::code_for(type, in), out, in);
+    const bool two = type == StorageType::kQ4_1 || type == StorageType::kQ5_1 || type == StorageType::kQ4_K ||
+                     type == StorageType::kQ5_K;
+    const std::size_t scale = type == StorageType::kQ6_K ? 208 : 0;
+    Matrix matrix(code.value_or(Matrix::code_for(type, in)), out, in);
     for (std::int64_t r = 0; r < out; ++r) {
         std::vector<std::byte> bytes(static_cast<std::size_t>(in) / layout.elements * layout.bytes);
         for (auto& b : bytes) { b = static_cast<std::byte>(random()); }
         for (std::size_t block = 0; block < bytes.size(); block += layout.bytes) {
-            for (std::size_t high = 1; high < (type == StorageType::kQ4_1 ? 4U : 2U); high += 2) {
-                bytes[block + high] = std::byte{0x2A};
+            for (std::size_t high = 1; high < (two ? 4U : 2U); high += 2) {
+                bytes[block + scale + high] = type == StorageType::kQ6_K ? std::byte{0x0A} : std::byte{0x2A};
             }
         }
         if (type == StorageType::kBF16) {
@@ -93,9 +96,12 @@ TEST(Kernels, ProductsAgreeWithDouble)
 TEST(Kernels, CodedProductsAgreeWithDouble)
 {
     oasis::ThreadPool threads(2);
-    for (const auto type : {StorageType::kBF16, StorageType::kQ8_0, StorageType::kQ4_0, StorageType::kQ4_1}) {
+    for (const auto type :
+         {StorageType::kBF16, StorageType::kQ8_0, StorageType::kQ4_0, StorageType::kQ4_1, StorageType::kQ5_0,
+          StorageType::kQ5_1, StorageType::kQ4_K, StorageType::kQ5_K, StorageType::kQ6_K}) {
+        const std::int64_t in = layout_of(type).elements == 256 ? 512 : 96;
         for (const std::int64_t out : {1, 17, 330}) {
-            const Matrix w = coded_matrix(type, out, 96);
+            const Matrix w = coded_matrix(type, out, in);
             ASSERT_NE(w.code(), Matrix::Code::kF32);
             for (const std::int64_t rows : {1, 6, 8, 20}) { check_product(threads, w, rows, rows == 6); }
         }

@@ -110,30 +110,76 @@ TEST(LoadCases, DEC_04_TiedAndUntiedHeads)
 
 TEST(LoadCases, DEC_05_RopeScalingIsNeverIgnored)
 {
-    EXPECT_EQ(error_with({{"rope_scaling", nullptr}}), "no error");
-    EXPECT_EQ(error_with({{"rope_scaling", {{"type", "default"}}}}), "no error");
-    OASIS_EXPECT_HAS(error_with({{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 32}}}}), "llama3");
-    OASIS_EXPECT_HAS(error_with({{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}), "linear");
-    OASIS_EXPECT_HAS(error_with({{"rope_scaling", {{"type", "foo"}}}}), "foo");
-    OASIS_EXPECT_HAS(error_with({{"rope_parameters", {{"rope_type", "yarn"}}}}), "yarn");
+    const auto error_of_scaling = [](const Json& scaling) { return error_with({{"rope_scaling", scaling}}); };
+    EXPECT_EQ(error_of_scaling(nullptr), "no error");
+    EXPECT_EQ(error_of_scaling({{"type", "default"}}), "no error");
+    OASIS_EXPECT_HAS(error_of_scaling({{"type", "foo"}}), "\"type\" in \"rope_scaling\" is \"foo\"");
+    OASIS_EXPECT_HAS(error_of_scaling({{"rope_type", "longrope"}, {"factor", 2}}), "longrope");
+    OASIS_EXPECT_HAS(error_of_scaling({{"rope_type", "linear"}}), "\"factor\" is missing");
+    OASIS_EXPECT_HAS(error_of_scaling({{"rope_type", "linear"}, {"factor", 0.5}}), "0.5");
+    OASIS_EXPECT_HAS(error_of_scaling({{"rope_type", "linear"}, {"factor", 2}, {"surprise", 1}}), "surprise");
+    OASIS_EXPECT_HAS(error_of_scaling({{"rope_type", "llama3"}, {"factor", 32}}), "low_freq_factor");
+    OASIS_EXPECT_HAS(error_of_scaling({{"rope_type", "llama3"},
+                                       {"factor", 8},
+                                       {"low_freq_factor", 4},
+                                       {"high_freq_factor", 4},
+                                       {"original_max_position_embeddings", 64}}),
+                     "high_freq_factor 4");
+    OASIS_EXPECT_HAS(error_of_scaling({{"rope_type", "yarn"}, {"factor", 2}, {"beta_fast", 1}}), "beta_fast");
+    OASIS_EXPECT_HAS(error_of_scaling({{"partial_rotary_factor", 0.5}}), "partial_rotary_factor");
+    OASIS_EXPECT_HAS(error_of_scaling(Json::array()), "not an object");
+    OASIS_EXPECT_HAS(error_with({{"rope_parameters", {{"sliding_attention", {{"rope_type", "linear"}}}}}}),
+                     "sliding_attention");
+    OASIS_EXPECT_HAS(error_with({{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2}}},
+                                 {"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}),
+                     "\"rope_scaling\" is linear");
     TinyModel tiny;
     tiny.config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
-    EXPECT_EQ(load_folder(tiny)->config.rope_theta, 5e5);
-    auto writer = TinyModel().gguf();
-    writer.key_string("llama.rope.scaling.type", "yarn");
-    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(writer); }), "yarn");
+    EXPECT_EQ(load_folder(tiny)->config.rope.theta, 5e5);
+}
+
+TEST(LoadCases, DEC_05_RopeScalingOfGgufIsNeverIgnored)
+{
+    const auto error_with_key = [](const char* key, const Json& value) {
+        auto writer = TinyModel().gguf();
+        if (value.is_string()) {
+            writer.key_string(key, value);
+        } else {
+            writer.key_f32(key, value);
+        }
+        return error_of([&] { return load_gguf(writer); });
+    };
+    OASIS_EXPECT_HAS(error_with_key("llama.rope.scaling.type", "longrope"), "\"longrope\"");
+    OASIS_EXPECT_HAS(error_with_key("llama.rope.scaling.type", "dynamic"), "dynamic in a GGUF file");
+    OASIS_EXPECT_HAS(error_with_key("llama.rope.scaling.factor", 0.5), "0.5");
+    OASIS_EXPECT_HAS(error_with_key("llama.rope.scaling.yarn_log_multiplier", 0.1), "yarn_log_multiplier");
     auto factors = TinyModel().gguf();
-    factors.add({"rope_freqs.weight", {16}, std::vector<float>(16, 1.0F)});
-    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(factors); }), "rope_freqs.weight");
+    factors.add({"rope_freqs.weight", {8}, std::vector<float>(8, 1.0F)});
+    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(factors); }), "rope_freqs.weight has shape [8], not [16]");
+    auto zero = TinyModel().gguf();
+    zero.add({"rope_freqs.weight", {16}, std::vector<float>(16, 0.0F)});
+    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(zero); }), "rope_freqs.weight holds 0");
+    auto longrope = TinyModel().gguf();
+    longrope.add({"rope_factors_long.weight", {16}, std::vector<float>(16, 1.0F)});
+    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(longrope); }), "rope_factors_long.weight");
 }
 
 TEST(Load, RefusesWhatItDoesNotDo)
 {
     OASIS_EXPECT_HAS(error_with({{"architectures", {"MixtralForCausalLM"}}}), "MixtralForCausalLM");
-    OASIS_EXPECT_HAS(error_with({{"architectures", nullptr}}), "architecture");
-    OASIS_EXPECT_HAS(error_with({{"attention_bias", true}}), "attention_bias");
+    OASIS_EXPECT_HAS(error_with({{"architectures", nullptr}}), "architecture (none)");
+    OASIS_EXPECT_HAS(error_with({{"architectures", nullptr}, {"model_type", "gemma3"}}), "gemma3");
+    OASIS_EXPECT_HAS(error_with({{"model_type", "qwen2"}}), "\"model_type\": \"qwen2\"");
+    OASIS_EXPECT_HAS(error_with({{"attention_bias", true}}), "q_proj.bias is missing");
     OASIS_EXPECT_HAS(error_with({{"mlp_bias", true}}), "mlp_bias");
     OASIS_EXPECT_HAS(error_with({{"hidden_act", "gelu"}}), "gelu");
+    OASIS_EXPECT_HAS(error_with({{"quantization_config", {{"quant_method", "gptq"}}}}), "gptq");
+    OASIS_EXPECT_HAS(error_with({{"attn_logit_softcapping", 50}}), "attn_logit_softcapping");
+    OASIS_EXPECT_HAS(error_with({{"num_local_experts", 8}}), "num_local_experts");
+    OASIS_EXPECT_HAS(error_with({{"sliding_window", 64}}), "sliding_window");
+    OASIS_EXPECT_HAS(error_with({{"layer_types", {"full_attention", "chunked_attention"}}}), "chunked_attention");
+    OASIS_EXPECT_HAS(error_with({{"layer_types", {"full_attention", "sliding_attention"}}}), "there is no window");
+    OASIS_EXPECT_HAS(error_with({{"layer_types", {"full_attention"}}}), "not a list of 2 types");
     OASIS_EXPECT_HAS(error_with({{"hidden_size", "big"}}), "\"big\"");
     OASIS_EXPECT_HAS(error_with({{"hidden_size", -4}}), "-4");
     OASIS_EXPECT_HAS(error_with({{"num_key_value_heads", 3}}), "3 KV heads");
@@ -143,17 +189,36 @@ TEST(Load, RefusesWhatItDoesNotDo)
     OASIS_EXPECT_HAS(error_with({{"intermediate_size", 1 << 19}}), "[524288, 64]");
     OASIS_EXPECT_HAS(error_with({{"num_hidden_layers", 3}}), "model.layers.2.");
     OASIS_EXPECT_HAS(error_of([] { return load_model("/nonexistent/model"); }), "/nonexistent/model");
+    TinyModel norm;
+    norm.tensors.push_back({"model.layers.0.self_attn.q_norm.weight", {32}, std::vector<float>(32)});
+    OASIS_EXPECT_HAS(error_of([&] { return load_folder(norm); }), "q_norm.weight is not known of architecture Llama");
     TinyModel bias;
     bias.tensors.push_back({"model.layers.0.self_attn.q_proj.bias", {128}, std::vector<float>(128)});
-    OASIS_EXPECT_HAS(error_of([&] { return load_folder(bias); }), "q_proj.bias");
+    OASIS_EXPECT_HAS(error_of([&] { return load_folder(bias); }), "q_proj.bias is not known");
     TinyModel extra;
     extra.tensors.push_back({"model.surprise", {1}, {1.0F}});
     const auto warned = load_folder(extra);
     ASSERT_EQ(warned->warnings.size(), 1U);
     OASIS_EXPECT_HAS(warned->warnings[0], "model.surprise");
+}
+
+TEST(Load, RefusesWhatItDoesNotDoInGguf)
+{
     auto foreign = TinyModel().gguf();
     foreign.keys.replace(foreign.keys.find("llama"), 5, "gemma");
     OASIS_EXPECT_HAS(error_of([&] { return load_gguf(foreign); }), "gemma");
+    for (const char* key :
+         {"expert_count", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale", "attention.clamp_kqv"}) {
+        auto writer = TinyModel().gguf();
+        writer.key_u32(std::string("llama.") + key, 8);
+        OASIS_EXPECT_HAS(error_of([&] { return load_gguf(writer); }), std::string(key) + " is 8");
+    }
+    auto both_ways = TinyModel().gguf();
+    both_ways.key_bool("llama.attention.causal", false);
+    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(both_ways); }), "attention.causal");
+    auto bias = TinyModel().gguf();
+    bias.add({"blk.1.attn_q.bias", {128}, std::vector<float>(128)});
+    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(bias); }), "blk.1.attn_q.bias is not known");
 }
 
 TEST(Load, IdsTellModelsApart)

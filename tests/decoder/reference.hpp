@@ -24,17 +24,17 @@ inline TokenId likeliest(std::span<const float> logits)
     return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-inline void expect_logits(const Expected& expected, std::span<const float> logits)
+inline void expect_logits(const Expected& expected, std::span<const float> logits, float tolerance = kLogitTolerance)
 {
     for (std::size_t i = 0; i < expected.ids.size(); ++i) {
-        EXPECT_NEAR(logits[static_cast<std::size_t>(expected.ids[i])], expected.logits[i], kLogitTolerance)
+        EXPECT_NEAR(logits[static_cast<std::size_t>(expected.ids[i])], expected.logits[i], tolerance)
             << "position " << expected.position << ", token " << expected.ids[i];
     }
     if (std::isnan(expected.logsumexp)) { return; }
     const double highest = *std::max_element(logits.begin(), logits.end());
     double sum = 0;
     for (const float x : logits) { sum += std::exp(static_cast<double>(x) - highest); }
-    EXPECT_NEAR(highest + std::log(sum), expected.logsumexp, kLogitTolerance) << "position " << expected.position;
+    EXPECT_NEAR(highest + std::log(sum), expected.logsumexp, tolerance) << "position " << expected.position;
 }
 
 inline std::vector<Expected> expectations(const Json& list, const char* ids, const char* logits)

@@ -98,12 +98,13 @@ struct SafetensorsWriter {
     Json header = Json::object();
     std::string data;
 
-    void add(const Float32Tensor& tensor)
+    void add(const Float32Tensor& tensor) { add_raw(tensor.name, tensor.shape, "F32", raw_bytes(tensor.values)); }
+    void add_raw(const std::string& name, const std::vector<std::int64_t>& shape, const std::string& dtype,
+                 const std::string& bytes)
     {
-        header[tensor.name] = {{"dtype", "F32"},
-                               {"shape", tensor.shape},
-                               {"data_offsets", {data.size(), data.size() + 4 * tensor.values.size()}}};
-        data += raw_bytes(tensor.values);
+        header[name] = {
+            {"dtype", dtype}, {"shape", shape}, {"data_offsets", {data.size(), data.size() + bytes.size()}}};
+        data += bytes;
     }
     std::string str() const { return with_header(header.dump()); }
     std::string with_header(const std::string& text) const

@@ -106,6 +106,13 @@ struct TinyModel {
         writer.key_u32("llama.rope.dimension_count", kHeadDim);
         writer.key_f32("llama.rope.freq_base", 10000.0F);
         writer.key_f32("llama.attention.layer_norm_rms_epsilon", 1e-5F);
+        add_tokenizer(writer);
+        for (const auto& t : tensors) { writer.add(gguf_form(t)); }
+        return writer;
+    }
+
+    static void add_tokenizer(GgufWriter& writer)
+    {
         writer.key_string("tokenizer.ggml.model", "gpt2");
         writer.key_string("tokenizer.ggml.pre", "gpt-2");
         std::vector<std::string> tokens;
@@ -120,12 +127,10 @@ struct TinyModel {
         writer.key_u32("tokenizer.ggml.bos_token_id", 257);
         writer.key_u32("tokenizer.ggml.eos_token_id", 258);
         writer.key_bool("tokenizer.ggml.add_bos_token", true);
-        for (const auto& t : tensors) { writer.add(gguf_form(t)); }
-        return writer;
     }
 
-private:
-    static Float32Tensor gguf_form(const Float32Tensor& tensor)
+    /// The GGUF name of a tensor.
+    static std::string gguf_name(std::string name)
     {
         static const std::vector<std::pair<std::string, std::string>> kNames = {
             {"model.embed_tokens", "token_embd"},
@@ -133,6 +138,8 @@ private:
             {"lm_head", "output"},
             {"model.layers.", "blk."},
             {"input_layernorm", "attn_norm"},
+            {"self_attn.q_norm", "attn_q_norm"},
+            {"self_attn.k_norm", "attn_k_norm"},
             {"self_attn.q_proj", "attn_q"},
             {"self_attn.k_proj", "attn_k"},
             {"self_attn.v_proj", "attn_v"},
@@ -141,10 +148,17 @@ private:
             {"mlp.gate_proj", "ffn_gate"},
             {"mlp.up_proj", "ffn_up"},
             {"mlp.down_proj", "ffn_down"}};
-        Float32Tensor out = tensor;
         for (const auto& [from, to] : kNames) {
-            if (const auto at = out.name.find(from); at != std::string::npos) { out.name.replace(at, from.size(), to); }
+            if (const auto at = name.find(from); at != std::string::npos) { name.replace(at, from.size(), to); }
         }
+        return name;
+    }
+
+private:
+    static Float32Tensor gguf_form(const Float32Tensor& tensor)
+    {
+        Float32Tensor out = tensor;
+        out.name = gguf_name(tensor.name);
         if (out.name.find("attn_q.") == std::string::npos && out.name.find("attn_k.") == std::string::npos) {
             return out;
         }

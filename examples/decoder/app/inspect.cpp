@@ -10,20 +10,6 @@
 namespace oasis_decode {
 namespace {
 
-void print_model(const ModelConfig& c, std::size_t tokens, std::size_t weights)
-{
-    put(fmt::format("architecture   {}\n"
-                    "layers         {}\n"
-                    "hidden         {} (MLP {})\n"
-                    "heads          {} query on {} KV heads of {}\n"
-                    "vocabulary     {} ({} in the tokenizer)\n"
-                    "context        {} tokens\n"
-                    "RoPE           theta {:g}\n"
-                    "weights        {}\n",
-                    c.architecture, c.layers, c.hidden, c.intermediate, c.q_heads, c.kv_heads, c.head_dim, c.vocab,
-                    tokens, c.context, c.rope_theta, bytes(static_cast<double>(weights))));
-}
-
 void print_contexts(const Command& command, const CacheMaker& maker, const ModelConfig& model)
 {
     Table table({"context", "K and V", "fast memory needed", "share"});
@@ -52,12 +38,13 @@ void inspect(const Command& command, const CacheMaker& maker)
     // The whole model is loaded, so that what is broken is said here.
     const std::unique_ptr<Engine> engine = open_engine(command, maker);
     put(fmt::format("model          {}\nhash           {}\n", command.model.string(), engine->model->id));
-    const std::size_t weights = read_head(command.model).weight_bytes;
-    print_model(engine->config(), engine->model->tokenizer.vocabulary(), weights);
+    const ModelHead head = read_head(command.model);
+    put(model_text(head));
     print_contexts(command, maker, engine->config());
     Report report = new_report("inspect", command, *engine);
     report["warnings"] = engine->model->warnings;
-    report["weight_bytes"] = weights;
+    report["weight_bytes"] = head.weight_bytes;
+    report["weight_types"] = head.weight_types;
     write_report(command.json, report);
 }
 

@@ -126,7 +126,9 @@ Report new_report(std::string_view verb, const Command& command, const Engine& e
                     {"kv_heads", config.kv_heads},
                     {"head_dim", config.head_dim},
                     {"vocabulary", config.vocab},
-                    {"context", config.context}};
+                    {"context", config.context},
+                    {"rope", config.rope.text()},
+                    {"window", config.window_text()}};
     out["options"] = options_json(command);
     out["configurations"] = Report::array();
     return out;

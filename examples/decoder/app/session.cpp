@@ -146,6 +146,7 @@ void Session::attend_as(oasis::Step& step, int layer, const float* q, const floa
     const Element* const k16 = narrow(k, kv_count, base);
     const Element* const v16 = narrow(v, kv_count, base + kv_count);
     oasis::AttendArgs args{.k = k16, .v = v16};
+    args.window = engine_.config().window(layer);
     if (!out) {
         args.q = k16; // not read
         cache_->enqueue_attend(queue_, step, layer, args);
@@ -167,6 +168,7 @@ void Session::attend(oasis::Step& step, int layer, const float* q, const float* 
     }
     oasis::AttendArgs args{.q = q ? q : k, .k = k, .v = v};
     if (out) { args.out = out; }
+    args.window = engine_.config().window(layer);
     cache_->enqueue_attend(queue_, step, layer, args);
 }
 
@@ -190,17 +192,20 @@ void Session::prefill(std::span<const oasis::TokenId> ids, KvStore* capture,
                       const std::function<void(std::int64_t)>& on_chunk)
 {
     const std::int32_t most = std::min(kChunkRows, config().limits.max_rows);
+    const std::int64_t prompt_end = length() + static_cast<std::int64_t>(ids.size());
     while (!ids.empty()) {
         if (interrupted()) { throw Interrupted(); }
         const auto rows = static_cast<std::int32_t>(std::min<std::size_t>(ids.size(), static_cast<std::size_t>(most)));
         oasis::Step step = begin({.sequence = sequence_, .prefill_tokens = rows});
         positions_.resize(static_cast<std::size_t>(rows));
         std::iota(positions_.begin(), positions_.end(), length());
-        engine_.llama.forward(ids.first(static_cast<std::size_t>(rows)), positions_,
-                              [&](int layer, const float* q, const float* k, const float* v, float* out) {
-                                  if (capture) { capture->append(layer, k, v, rows); }
-                                  attend(step, layer, q, k, v, out);
-                              });
+        engine_.llama.forward(
+            ids.first(static_cast<std::size_t>(rows)), positions_,
+            [&](int layer, const float* q, const float* k, const float* v, float* out) {
+                if (capture) { capture->append(layer, k, v, rows); }
+                attend(step, layer, q, k, v, out);
+            },
+            prompt_end);
         commit(std::move(step), rows);
         const std::span<const oasis::TokenId> chunk = ids.first(static_cast<std::size_t>(rows));
         if (capture) { capture->append_rows(chunk, engine_.llama.hidden()); }

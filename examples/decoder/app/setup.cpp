@@ -9,23 +9,43 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <iostream>
 #include <iterator>
+#include <map>
+#include <utility>
 
 namespace oasis_decode {
 
 namespace {
 
-/// Codes stay as they are in memory; only f16 becomes f32.
-std::size_t loaded_bytes(const TensorSource& source)
+struct Weights {
+    std::size_t bytes = 0;
+    std::string types;
+};
+
+/// What the tensors take once loaded, and "210 Q4_1, 61 F32, 1 Q8_0".
+Weights weights_of(const TensorSource& source)
 {
-    std::size_t total = 0;
+    Weights out;
+    std::map<StorageType, std::size_t> counts;
     for (const auto& name : source.names()) {
         const TensorView& tensor = *source.find(name);
-        total += tensor.bytes.size() * (tensor.type == StorageType::kF16 ? 2 : 1);
+        const std::int64_t in = tensor.shape.empty() ? 1 : tensor.shape.back();
+        // Only matrices stay coded.
+        const Matrix::Code code = tensor.shape.size() == 2 ? Matrix::code_for(tensor.type, in) : Matrix::Code::kF32;
+        const auto rows = static_cast<std::size_t>(in > 0 ? tensor.elements() / in : 0);
+        out.bytes += rows * Matrix::row_bytes(code, in);
+        ++counts[tensor.type];
     }
-    return total;
+    std::vector<std::pair<StorageType, std::size_t>> order(counts.begin(), counts.end());
+    std::ranges::stable_sort(order, std::ranges::greater(), &std::pair<StorageType, std::size_t>::second);
+    for (const auto& [type, count] : order) {
+        out.types += fmt::format("{}{} {}", out.types.empty() ? "" : ", ", count, name(type));
+    }
+    return out;
 }
 
 /// A draft head and its K and V, fast and slow; 0 without one.
@@ -50,14 +70,33 @@ ModelHead read_head(const std::filesystem::path& path)
     if (std::filesystem::is_directory(path)) {
         const auto config_path = path / "config.json";
         const auto tokenizer_path = path / "tokenizer.json";
+        Weights weights = weights_of(SafetensorsFolder(path));
         return {config_from_json(read_json(config_path, most_bytes), config_path.string()),
-                Tokenizer::from_json(read_json(tokenizer_path, most_bytes), tokenizer_path.string()),
-                loaded_bytes(SafetensorsFolder(path))};
+                Tokenizer::from_json(read_json(tokenizer_path, most_bytes), tokenizer_path.string()), weights.bytes,
+                std::move(weights.types)};
     }
     const GgufFile file(path);
-    ModelHead out{config_from_gguf(file), Tokenizer::from_gguf(file), loaded_bytes(file)};
+    Weights weights = weights_of(file);
+    ModelHead out{config_from_gguf(file), Tokenizer::from_gguf(file), weights.bytes, std::move(weights.types)};
     if (out.config.vocab == 0) { out.config.vocab = static_cast<std::int32_t>(out.tokenizer.vocabulary()); }
     return out;
+}
+
+std::string model_text(const ModelHead& head)
+{
+    const ModelConfig& c = head.config;
+    return fmt::format("architecture   {}\n"
+                       "layers         {}\n"
+                       "hidden         {} (MLP {})\n"
+                       "heads          {} query on {} KV heads of {}\n"
+                       "vocabulary     {} ({} in the tokenizer)\n"
+                       "context        {} tokens\n"
+                       "RoPE           {}\n"
+                       "window         {}\n"
+                       "weights        {} ({} in memory)\n",
+                       c.architecture, c.layers, c.hidden, c.intermediate, c.q_heads, c.kv_heads, c.head_dim, c.vocab,
+                       head.tokenizer.vocabulary(), c.context, c.rope.text(), c.window_text(), head.weight_types,
+                       bytes(static_cast<double>(head.weight_bytes)));
 }
 
 std::unique_ptr<Engine> open_engine(const Command& command, const CacheMaker& maker)
@@ -120,9 +159,9 @@ void print_memory_plan(const Command& command, const CacheMaker& maker, const Mo
     if (dense) { most += add("dense", dense_config(command.settings, model.shape(), context, kChunkRows), true); }
     const std::size_t total = weights + most;
     const std::size_t available = available_memory();
-    put(fmt::format("Memory for {} tokens of context\n\n{}\nweights {}{}, in all at most {}", context, table.text(),
-                    bytes(static_cast<double>(weights)), drafting > 0 ? " with the draft head and its K and V" : "",
-                    bytes(static_cast<double>(total))));
+    put(fmt::format("{}\nMemory for {} tokens of context\n\n{}\nweights {}{}, in all at most {}", model_text(head),
+                    context, table.text(), bytes(static_cast<double>(weights)),
+                    drafting > 0 ? " with the draft head and its K and V" : "", bytes(static_cast<double>(total))));
     if (available == 0) {
         put(".\n");
     } else {

@@ -16,9 +16,13 @@ namespace oasis_decode {
 struct ModelHead {
     ModelConfig config;
     Tokenizer tokenizer;
-    std::size_t weight_bytes = 0; ///< what the weights take once loaded: about what they take in the file
+    std::size_t weight_bytes = 0; ///< what the weights take once loaded
+    std::string weight_types{};   ///< "210 Q4_1, 61 F32, 1 Q8_0"
 };
 ModelHead read_head(const std::filesystem::path& path);
+
+/// Architecture, sizes, RoPE scaling, window and types of weights, a line each.
+std::string model_text(const ModelHead& head);
 
 /// Loads the model and tells its warnings on standard error.
 std::unique_ptr<Engine> open_engine(const Command& command, const CacheMaker& maker);

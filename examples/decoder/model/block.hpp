@@ -29,7 +29,11 @@ using Attention = std::function<void(int layer, const float* q, const float* k, 
 struct BlockWeights {
     Buffer attention_norm; ///< [hidden]
     Matrix qkv;            ///< [(q_heads + 2 kv_heads) d, hidden]: query rows, key rows, value rows
+    Buffer qkv_bias;       ///< [(q_heads + 2 kv_heads) d], or empty
+    Buffer q_norm;         ///< [d], or empty
+    Buffer k_norm;         ///< [d], or empty
     Matrix output;         ///< [hidden, q_heads d]
+    Buffer output_bias;    ///< [hidden], or empty
     Buffer mlp_norm;       ///< [hidden]
     Matrix gate_up;        ///< [2 intermediate, hidden]: gate rows, up rows
     Matrix down;           ///< [hidden, intermediate]
@@ -37,11 +41,12 @@ struct BlockWeights {
 
 /// How a container names and orders a block's tensors.
 struct BlockNames {
-    std::string attention_norm, q, k, v, output, mlp_norm, gate, up, down;
-    bool adjacent_pairs = false; ///< q and k rows are ordered for RoPE on neighbours (GGUF), to be put in halves
+    std::string attention_norm, q, k, v, q_norm, k_norm, output, mlp_norm, gate, up, down;
+    bool adjacent_pairs =
+        false; ///< q and k rows are ordered for RoPE on neighbours (GGUF's llama), to be put in halves
 };
 BlockNames hf_block_names(const std::string& prefix); ///< "model.layers.3."
-BlockNames gguf_block_names(int layer);
+BlockNames gguf_block_names(int layer, bool adjacent_pairs);
 
 /// Finds tensors of a given shape, converts them, and remembers which were used.
 class WeightReader {
@@ -60,8 +65,17 @@ public:
         std::string name;
         std::int64_t out = 0;
         std::int64_t head_dim = 0;
+
+        /// Where row r of the file belongs.
+        std::int64_t target(std::int64_t r) const noexcept
+        {
+            // Within each head, row 2i + s of the file is row i + s d/2 of the halves order.
+            return head_dim == 0 ? r : r / head_dim * head_dim + r % head_dim / 2 + r % 2 * (head_dim / 2);
+        }
     };
-    /// One matrix of all parts, one below the other. Keeps the file's code if all parts share it, else float.
+    /// The biases that belong to the parts ("x.bias" to "x.weight"), in the order of the matrix' rows.
+    Buffer biases(std::initializer_list<Part> parts);
+    /// One matrix of all parts, one below the other, in the smallest code that holds them all.
     Matrix matrix(std::initializer_list<Part> parts, std::int64_t in);
 
 private:
@@ -78,8 +92,9 @@ public:
     /// `widest`: the widest matrix that `multiplier` is asked for, when wider than those of a block.
     BlockRunner(const ModelConfig& config, oasis::Executor& executor, int max_rows, std::int64_t widest = 0);
 
-    /// Sets the rows of the step and their positions (RoPE angles).
-    void set_positions(std::span<const std::int64_t> positions);
+    /// Sets the rows of the step and their positions (RoPE angles). Each row ends a text, or belongs to one of at least
+    /// `length` tokens.
+    void set_positions(std::span<const std::int64_t> positions, std::int64_t length = 0);
 
     /// x [rows, hidden] is the residual stream, changed in place.
     void run(const BlockWeights& weights, int layer, float* x, const Attention& attention);
@@ -96,13 +111,13 @@ public:
 
 private:
     void project(const BlockWeights& weights, const float* x);
-    void rotate();
+    void rotate(const BlockWeights& weights);
 
     ModelConfig config_;
     Multiplier multiply_;
     int max_rows_;
     int rows_ = 0;
-    std::vector<double> frequency_;
+    Rope rope_;
     Buffer cosine_, sine_, normed_, qkv_, q_, k_, v_, attended_, gate_up_, active_;
 };
 

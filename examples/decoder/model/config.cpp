@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/config.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace oasis_decode {
@@ -29,28 +30,6 @@ void check(const ModelConfig& config, const std::string& what)
     }
     if (config.bos && config.vocab > 0 && *config.bos >= config.vocab) {
         fail(what, ": bos token ", *config.bos, " is outside the vocabulary of ", config.vocab);
-    }
-}
-
-void refuse_scaling(const Json& scaling, const char* key, const std::string& what)
-{
-    if (!scaling.is_object()) { fail(what, ": \"", key, "\" is ", shown(scaling), ", not an object"); }
-    std::string type = string_member(scaling, "rope_type", "", what);
-    if (type.empty()) { type = string_member(scaling, "type", "default", what); }
-    if (type != "default") {
-        fail(what, ": RoPE scaling \"", type, "\" in \"", key, "\" is not supported; only \"default\" is");
-    }
-}
-
-void read_rope(const Json& json, ModelConfig& config, const std::string& what)
-{
-    const Json* parameters = member(json, "rope_parameters");
-    if (parameters) { refuse_scaling(*parameters, "rope_parameters", what); }
-    if (const Json* scaling = member(json, "rope_scaling")) { refuse_scaling(*scaling, "rope_scaling", what); }
-    if (parameters && member(*parameters, "rope_theta")) {
-        config.rope_theta = positive_member(*parameters, "rope_theta", what);
-    } else if (member(json, "rope_theta")) {
-        config.rope_theta = positive_member(json, "rope_theta", what);
     }
 }
 
@@ -88,39 +67,86 @@ std::optional<oasis::TokenId> token_key(const GgufFile& file, const char* key)
     return static_cast<oasis::TokenId>(*id);
 }
 
-void refuse_gguf_variants(const GgufFile& file)
+/// The class that "architectures" names, or the one that "model_type" stands for.
+std::string architecture_of(const Json& json, const std::string& what)
 {
-    const std::string scaling = file.string("llama.rope.scaling.type").value_or("none");
-    if (scaling != "none") {
-        fail(file.label(), ": RoPE scaling \"", scaling,
-             "\" in llama.rope.scaling.type is not supported; only \"none\" is");
+    static constexpr struct {
+        const char* type;
+        const char* name;
+    } kKnown[] = {{"llama", "LlamaForCausalLM"},
+                  {"mistral", "MistralForCausalLM"},
+                  {"qwen2", "Qwen2ForCausalLM"},
+                  {"qwen3", "Qwen3ForCausalLM"}};
+    const Json* names = member(json, "architectures");
+    const std::string type = string_member(json, "model_type", "", what);
+    for (const auto& known : kKnown) {
+        const bool named = names && names->is_array() && names->size() == 1 && names->front() == known.name;
+        if (names ? !named : type != known.type) { continue; }
+        if (!type.empty() && type != known.type) {
+            fail(what, ": architecture ", shown(*names), " with \"model_type\": \"", type, "\" is not supported");
+        }
+        return known.name;
     }
-    if (file.find("rope_freqs.weight")) {
-        fail(file.label(), ": RoPE frequency factors (tensor rope_freqs.weight) are not supported");
-    }
-    if (const auto experts = file.integer("llama.expert_count").value_or(0); experts > 0) {
-        fail(file.label(), ": ", experts, " experts (llama.expert_count) are not supported");
-    }
+    fail(what, ": architecture ",
+         names          ? shown(*names)
+         : type.empty() ? "(none)"
+                        : "\"" + type + "\"",
+         " is not supported; LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM are");
 }
 
-} // namespace
-
-ModelConfig config_from_json(const Json& json, const std::string& what)
+void refuse_variants(const Json& json, const std::string& what)
 {
-    ModelConfig config;
-    const Json* names = member(json, "architectures");
-    if (names && names->is_array() && names->size() == 1 && names->front().is_string()) {
-        config.architecture = names->front().get<std::string>();
-    }
-    if (config.architecture != "LlamaForCausalLM") {
-        fail(what, ": architecture ", names ? shown(*names) : "(none)", " is not supported; [\"LlamaForCausalLM\"] is");
-    }
-    for (const char* key : {"attention_bias", "mlp_bias"}) {
+    for (const char* key : {"mlp_bias", "rope_interleaved"}) {
         if (flag_member(json, key, false, what)) { fail(what, ": \"", key, "\": true is not supported"); }
+    }
+    for (const char* key : {"quantization_config", "attn_logit_softcapping", "final_logit_softcapping", "num_experts",
+                            "num_local_experts"}) {
+        if (const Json* value = member(json, key)) {
+            fail(what, ": \"", key, "\": ", shown(*value), " is not supported");
+        }
     }
     const std::string activation = string_member(json, "hidden_act", "silu", what);
     if (activation != "silu") { fail(what, ": \"hidden_act\" is \"", activation, "\"; only \"silu\" is supported"); }
+}
 
+/// Sliding windows: of all layers, of those from "max_window_layers" on, or of those that "layer_types" names.
+void read_windows(const Json& json, ModelConfig& config, const std::string& what)
+{
+    const bool qwen = config.architecture.starts_with("Qwen");
+    const bool used =
+        qwen ? flag_member(json, "use_sliding_window", false, what) : member(json, "sliding_window") != nullptr;
+    if (used && config.architecture == "LlamaForCausalLM") {
+        fail(what, ": \"sliding_window\": ", shown(*member(json, "sliding_window")),
+             " is not supported of LlamaForCausalLM");
+    }
+    std::int32_t window = 0;
+    if (used) { window = static_cast<std::int32_t>(integer_member(json, "sliding_window", 1, INT32_MAX, what)); }
+    const std::int64_t first =
+        qwen && used
+            ? member(json, "max_window_layers") ? integer_member(json, "max_window_layers", 0, kMostLayers, what) : 28
+            : 0;
+    const Json* types = member(json, "layer_types");
+    if (types && (!types->is_array() || types->size() != static_cast<std::size_t>(config.layers))) {
+        fail(what, ": \"layer_types\" is not a list of ", config.layers, " types: ", shown(*types));
+    }
+    for (std::int32_t layer = 0; layer < config.layers; ++layer) {
+        bool slides = used && layer >= first;
+        if (types) {
+            const Json& type = (*types)[static_cast<std::size_t>(layer)];
+            slides = type == "sliding_attention";
+            if (!slides && type != "full_attention") {
+                fail(what, ": \"layer_types\" says ", shown(type), " of layer ", layer,
+                     "; full_attention and sliding_attention are supported");
+            }
+            if (slides && !used) { fail(what, ": layer ", layer, " has sliding_attention, but there is no window"); }
+        }
+        config.windows.push_back(slides ? window : 0);
+    }
+    if (std::ranges::count(config.windows, 0) == config.layers) { config.windows.clear(); }
+}
+
+void read_sizes(const Json& json, ModelConfig& config, const std::string& what)
+{
     config.layers = extent(json, "num_hidden_layers", kMostLayers, what);
     config.hidden = extent(json, "hidden_size", kMostWidth, what);
     config.q_heads = extent(json, "num_attention_heads", kMostHeads, what);
@@ -135,7 +161,84 @@ ModelConfig config_from_json(const Json& json, const std::string& what)
     config.vocab = extent(json, "vocab_size", kMostVocabulary, what);
     config.context = integer_member(json, "max_position_embeddings", 1, kMostContext, what);
     config.rms_eps = static_cast<float>(positive_member(json, "rms_norm_eps", what));
-    read_rope(json, config, what);
+}
+
+void refuse_gguf_variants(const GgufFile& file, const std::string& arch)
+{
+    const struct {
+        const char* key;
+        double neutral;
+    } settings[] = {{".expert_count", 0},
+                    {".attn_logit_softcapping", 0},
+                    {".final_logit_softcapping", 0},
+                    {".logit_scale", 1},
+                    {".residual_scale", 1},
+                    {".embedding_scale", 1},
+                    {".attention.scale", 0},
+                    {".attention.clamp_kqv", 0},
+                    {".attention.max_alibi_bias", 0},
+                    {".attention.temperature_scale", 0},
+                    {".attention.sliding_window_pattern", 1}};
+    for (const auto& [key, neutral] : settings) {
+        const auto value = file.number(arch + key);
+        if (value && *value != 0 && *value != neutral) {
+            fail(file.label(), ": key ", arch, key, " is ", *value, ", which is not supported");
+        }
+    }
+    if (!file.flag(arch + ".attention.causal").value_or(true)) {
+        fail(file.label(), ": key ", arch, ".attention.causal is false, which is not supported");
+    }
+}
+
+void read_gguf_sizes(const GgufFile& file, const std::string& arch, ModelConfig& config)
+{
+    config.layers = extent(file, arch + ".block_count", kMostLayers);
+    config.hidden = extent(file, arch + ".embedding_length", kMostWidth);
+    config.q_heads = extent(file, arch + ".attention.head_count", kMostHeads);
+    config.kv_heads = extent(file, arch + ".attention.head_count_kv", kMostHeads, config.q_heads);
+    config.head_dim = extent(file, arch + ".attention.key_length", 4096, config.hidden / config.q_heads);
+    for (const char* key : {".attention.value_length", ".rope.dimension_count"}) {
+        if (const auto other = extent(file, arch + key, 4096, config.head_dim); other != config.head_dim) {
+            fail(file.label(), ": key ", arch, key, " is ", other, ", not the head size ", config.head_dim);
+        }
+    }
+    config.intermediate = extent(file, arch + ".feed_forward_length", kMostWidth);
+    if (file.has(arch + ".vocab_size")) { config.vocab = extent(file, arch + ".vocab_size", kMostVocabulary); }
+    config.context = file.integer(arch + ".context_length").value_or(0);
+    if (config.context < 1 || config.context > kMostContext) {
+        fail(file.label(), ": key ", arch, ".context_length is ", config.context);
+    }
+    config.rms_eps = static_cast<float>(file.number(arch + ".attention.layer_norm_rms_epsilon").value_or(1e-5));
+}
+
+} // namespace
+
+std::string ModelConfig::window_text() const
+{
+    if (windows.empty()) { return "none"; }
+    const auto count = layers - std::ranges::count(windows, 0);
+    return oasis::detail::text(*std::ranges::max_element(windows), " tokens in ", count, " of ", layers, " layers");
+}
+
+ModelConfig config_from_json(const Json& json, const std::string& what)
+{
+    ModelConfig config;
+    config.architecture = architecture_of(json, what);
+    refuse_variants(json, what);
+    read_sizes(json, config, what);
+    read_windows(json, config, what);
+    config.rope = rope_from_json(json, config.context, what);
+    config.context = config.rope.reach(config.context);
+
+    const bool attention_bias = flag_member(json, "attention_bias", false, what);
+    if (attention_bias && config.architecture == "MistralForCausalLM") {
+        fail(what, ": \"attention_bias\": true is not supported of MistralForCausalLM");
+    }
+    const bool qwen2 = config.architecture == "Qwen2ForCausalLM"; // biases of q, k and v, whatever the file says
+    config.qkv_bias = attention_bias || qwen2;
+    config.output_bias = attention_bias && !qwen2;
+    config.qk_norm = config.architecture == "Qwen3ForCausalLM";
+
     if (member(json, "tie_word_embeddings")) {
         config.tied_flag = flag_member(json, "tie_word_embeddings", false, what);
     }
@@ -151,33 +254,30 @@ ModelConfig config_from_gguf(const GgufFile& file)
 {
     ModelConfig config;
     config.architecture = file.string("general.architecture").value_or("(none)");
-    if (config.architecture != "llama") {
-        fail(file.label(), ": architecture \"", config.architecture, "\" is not supported; \"llama\" is");
+    const std::string& arch = config.architecture;
+    if (arch != "llama" && arch != "qwen2" && arch != "qwen3") {
+        fail(file.label(), ": architecture \"", arch, "\" is not supported; llama, qwen2 and qwen3 are");
     }
-    refuse_gguf_variants(file);
-    config.layers = extent(file, "llama.block_count", kMostLayers);
-    config.hidden = extent(file, "llama.embedding_length", kMostWidth);
-    config.q_heads = extent(file, "llama.attention.head_count", kMostHeads);
-    config.kv_heads = extent(file, "llama.attention.head_count_kv", kMostHeads, config.q_heads);
-    config.head_dim = extent(file, "llama.attention.key_length", 4096, config.hidden / config.q_heads);
-    for (const char* key : {"llama.attention.value_length", "llama.rope.dimension_count"}) {
-        if (const auto other = extent(file, key, 4096, config.head_dim); other != config.head_dim) {
-            fail(file.label(), ": key ", key, " is ", other, ", not the head size ", config.head_dim);
-        }
+    refuse_gguf_variants(file, arch);
+    read_gguf_sizes(file, arch, config);
+    const std::int64_t window = file.integer(arch + ".attention.sliding_window").value_or(0);
+    if (window < 0 || window > INT32_MAX) {
+        fail(file.label(), ": key ", arch, ".attention.sliding_window is ", window);
     }
-    config.intermediate = extent(file, "llama.feed_forward_length", kMostWidth);
-    if (file.has("llama.vocab_size")) { config.vocab = extent(file, "llama.vocab_size", kMostVocabulary); }
-    config.context = file.integer("llama.context_length").value_or(0);
-    if (config.context < 1 || config.context > kMostContext) {
-        fail(file.label(), ": key llama.context_length is ", config.context);
+    if (window > 0) {
+        config.windows.assign(static_cast<std::size_t>(config.layers), static_cast<std::int32_t>(window));
     }
-    config.rope_theta = file.number("llama.rope.freq_base").value_or(10000.0);
-    if (!(config.rope_theta > 0) || !std::isfinite(config.rope_theta)) {
-        fail(file.label(), ": key llama.rope.freq_base is ", config.rope_theta);
-    }
-    config.rms_eps = static_cast<float>(file.number("llama.attention.layer_norm_rms_epsilon").value_or(1e-5));
+    config.rope = rope_from_gguf(file, arch, config.context, config.head_dim);
+    config.context = config.rope.reach(config.context);
+    // Biases are optional in llama files; qwen2 has those of q, k and v always.
+    config.qkv_bias = arch == "qwen2" || file.find("blk.0.attn_q.bias");
+    config.output_bias = file.find("blk.0.attn_output.bias");
+    config.qk_norm = arch == "qwen3";
     config.bos = token_key(file, "tokenizer.ggml.bos_token_id");
-    if (const auto eos = token_key(file, "tokenizer.ggml.eos_token_id")) { config.eos.push_back(*eos); }
+    for (const char* key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"}) {
+        const auto id = token_key(file, key);
+        if (id && std::ranges::count(config.eos, *id) == 0) { config.eos.push_back(*id); }
+    }
     check(config, file.label());
     return config;
 }

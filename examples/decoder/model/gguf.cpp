@@ -42,7 +42,12 @@ std::optional<StorageType> storage_type(std::uint32_t number) noexcept
     case 1: return StorageType::kF16;
     case 2: return StorageType::kQ4_0;
     case 3: return StorageType::kQ4_1;
+    case 6: return StorageType::kQ5_0;
+    case 7: return StorageType::kQ5_1;
     case 8: return StorageType::kQ8_0;
+    case 12: return StorageType::kQ4_K;
+    case 13: return StorageType::kQ5_K;
+    case 14: return StorageType::kQ6_K;
     case 30: return StorageType::kBF16;
     default: return std::nullopt;
     }
@@ -207,7 +212,7 @@ void GgufFile::read_tensors(Cursor& cursor, std::uint64_t count)
         const auto known = storage_type(type);
         if (!known) {
             fail(label(), ": tensor ", shown, " is of type ", tensor_type_name(type),
-                 "; F32, F16, BF16, Q8_0, Q4_0 and Q4_1 are read");
+                 "; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K are read");
         }
         tensor.type = *known;
         const auto offset = cursor.take<std::uint64_t>(what);

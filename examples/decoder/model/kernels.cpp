@@ -82,6 +82,18 @@ struct LoadQ4 {
     }
 };
 
+struct LoadQ8Affine {
+    OASIS_DECODE_INLINE static void block(const std::uint32_t* codes, const float* scales, std::int64_t b, Lanes& low,
+                                          Lanes& high)
+    {
+        const Words four =
+            *reinterpret_cast<const Words*>(codes + b / 2 * kLanes) >> static_cast<std::uint32_t>(b % 2 * 16);
+        const float* const at = scales + 4 * b;
+        low = __builtin_convertvector(reinterpret_cast<Integers>(four << 24) >> 24, Lanes) * at[0] + at[1];
+        high = __builtin_convertvector(reinterpret_cast<Integers>(four << 16) >> 24, Lanes) * at[2] + at[3];
+    }
+};
+
 // Dot products of one row of weights with Rows rows of x: two accumulators a row, in the same order whatever Rows is.
 template <class Load, int Rows>
 OASIS_DECODE_INLINE void dot_rows(const std::uint32_t* codes, const float* scales, const float* x, std::int64_t in,
@@ -147,6 +159,7 @@ void few_columns(const Product& p, std::int64_t begin, std::int64_t end)
     case Matrix::Code::kBF16: few_columns_of<LoadBF16>(p, begin, end); break;
     case Matrix::Code::kQ8: few_columns_of<LoadQ8>(p, begin, end); break;
     case Matrix::Code::kQ4: few_columns_of<LoadQ4>(p, begin, end); break;
+    case Matrix::Code::kQ8Affine: few_columns_of<LoadQ8Affine>(p, begin, end); break;
     }
 }
 
@@ -208,6 +221,7 @@ void expand(const Matrix& w, std::int64_t first, std::int64_t columns, float* ti
     case Matrix::Code::kBF16: expand_of<LoadBF16>(w, first, columns, tile); break;
     case Matrix::Code::kQ8: expand_of<LoadQ8>(w, first, columns, tile); break;
     case Matrix::Code::kQ4: expand_of<LoadQ4>(w, first, columns, tile); break;
+    case Matrix::Code::kQ8Affine: expand_of<LoadQ8Affine>(w, first, columns, tile); break;
     }
 }
 
@@ -438,6 +452,16 @@ void swiglu(oasis::Executor& executor, std::int64_t rows, std::int64_t width, co
 float sum_exp(std::span<const float> x, float top)
 {
     return sum_exp_row(static_cast<std::int64_t>(x.size()), x.data(), top);
+}
+
+void add(std::int64_t width, const float* x, float* y)
+{
+    for (std::int64_t i = 0; i < width; ++i) { y[i] += x[i]; }
+}
+
+void norm_heads(std::int64_t heads, std::int64_t head_dim, const float* weight, float eps, float* x)
+{
+    for (std::int64_t h = 0; h < heads; ++h, x += head_dim) { rms_row(head_dim, x, weight, eps, x); }
 }
 
 void rotate_heads(std::int64_t heads, std::int64_t head_dim, const float* in, const float* cosine, const float* sine,

@@ -60,6 +60,12 @@ void swiglu(oasis::Executor& executor, std::int64_t rows, std::int64_t width, co
 /// The sum of exp(x - top), where no x exceeds top; within 1e-6 of it relatively.
 float sum_exp(std::span<const float> x, float top);
 
+/// y[width] += x.
+void add(std::int64_t width, const float* x, float* y);
+
+/// Head vectors of one row, each divided by its rms, times weight[head_dim]; in place.
+void norm_heads(std::int64_t heads, std::int64_t head_dim, const float* weight, float eps, float* x);
+
 /// Copies head vectors of one row, turned by RoPE with halves paired (i with i + d/2): cosine, sine [d/2].
 void rotate_heads(std::int64_t heads, std::int64_t head_dim, const float* in, const float* cosine, const float* sine,
                   float* out);

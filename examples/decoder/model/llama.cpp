@@ -17,7 +17,7 @@ Llama::Llama(std::shared_ptr<const LoadedModel> model, oasis::Executor& executor
 }
 
 void Llama::forward(std::span<const std::int32_t> tokens, std::span<const std::int64_t> positions,
-                    const Attention& attention)
+                    const Attention& attention, std::int64_t length)
 {
     const ModelConfig& config = model_->config;
     expects(tokens.size() == positions.size(), "forward: ", tokens.size(), " tokens at ", positions.size(),
@@ -26,7 +26,7 @@ void Llama::forward(std::span<const std::int32_t> tokens, std::span<const std::i
         expects(tokens[r] >= 0 && tokens[r] < config.vocab, "forward: token ", tokens[r], " of row ", r,
                 " is outside the vocabulary of ", config.vocab);
     }
-    runner_.set_positions(positions);
+    runner_.set_positions(positions, length);
     const auto width = static_cast<std::size_t>(config.hidden);
     for (std::size_t r = 0; r < tokens.size(); ++r) { model_->embedding.row(tokens[r], x_.data() + r * width); }
     for (int layer = 0; layer < config.layers; ++layer) {

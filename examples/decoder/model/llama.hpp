@@ -50,8 +50,11 @@ public:
 
     /// Runs all layers for the rows (tokens at positions, of one sequence or of several: only the attention knows).
     /// Keeps the residuals of every row. Throws `InvalidArgument` on ids outside the vocabulary or too many rows.
+    ///
+    /// `length`: tokens of the prompt that the rows belong to, where dynamic RoPE scaling turns all of a prompt alike
+    /// whatever its chunks; 0: each row is the last of its text, as in decoding.
     void forward(std::span<const std::int32_t> tokens, std::span<const std::int64_t> positions,
-                 const Attention& attention);
+                 const Attention& attention, std::int64_t length = 0);
 
     /// Logits [rows.size(), vocab] of some rows of the last forward; computed only here. At most `max_rows` rows.
     void logits(std::span<const int> rows, std::span<float> out);

@@ -41,12 +41,16 @@ void read_head(LoadedModel& model, WeightReader& reader, const TensorSource& sou
     config.tied = equal;
 }
 
-// A tensor that nobody asked for could change the results: biases are refused, others are reported.
+// A tensor that nobody asked for could change the results: biases and norms are refused, others are reported.
 void check_unused(LoadedModel& model, const WeightReader& reader, const TensorSource& source)
 {
     for (const auto& name : source.names()) {
-        if (reader.used().contains(name) || name.ends_with("rotary_emb.inv_freq")) { continue; }
-        if (name.ends_with(".bias")) { fail(source.label(), ": tensor ", name, ": biases are not supported"); }
+        if (reader.used().contains(name) || name.ends_with("rotary_emb.inv_freq") || name == "rope_freqs.weight") {
+            continue; // the RoPE tables are the configuration's
+        }
+        if (name.ends_with(".bias") || name.ends_with("norm.weight")) {
+            fail(source.label(), ": tensor ", name, " is not known of architecture ", model.config.architecture);
+        }
         model.warnings.push_back(source.label() + ": tensor " + name + " is not used");
     }
 }
@@ -65,8 +69,8 @@ void read_weights(LoadedModel& model, const TensorSource& source, const GlobalNa
     model.final_norm = reader.read(names.final_norm, {config.hidden});
     read_head(model, reader, source, names.head);
     for (int layer = 0; layer < config.layers; ++layer) {
-        const auto block =
-            gguf ? gguf_block_names(layer) : hf_block_names("model.layers." + std::to_string(layer) + ".");
+        const auto block = gguf ? gguf_block_names(layer, config.architecture == "llama")
+                                : hf_block_names("model.layers." + std::to_string(layer) + ".");
         model.blocks.push_back(read_block(reader, config, block));
     }
     check_unused(model, reader, source);

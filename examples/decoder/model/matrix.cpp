@@ -6,6 +6,7 @@
 #include <oasis/core/half.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -19,18 +20,46 @@ std::uint16_t load_u16(const std::byte* p) noexcept
     return bits;
 }
 
-float load_f16(const std::byte* p) noexcept { return oasis::to_float(oasis::f16{load_u16(p)}); }
+constexpr bool is_coded(Matrix::Code code) noexcept
+{
+    return code != Matrix::Code::kF32 && code != Matrix::Code::kBF16;
+}
+
+std::int64_t row_words(Matrix::Code code, std::int64_t in) noexcept
+{
+    if (code == Matrix::Code::kF32) { return in; }
+    const std::int64_t in_group = Matrix::halves(code);
+    return (2 * (in / Matrix::kBlock) + in_group - 1) / in_group * Matrix::kLanes;
+}
+
+std::int64_t row_scales(Matrix::Code code, std::int64_t in) noexcept
+{
+    const std::int64_t blocks = in / Matrix::kBlock;
+    switch (code) {
+    case Matrix::Code::kQ8: return blocks;
+    case Matrix::Code::kQ4: return 2 * blocks;
+    case Matrix::Code::kQ8Affine: return 4 * blocks;
+    default: return 0;
+    }
+}
 
 } // namespace
 
-Matrix::Matrix(Code code, std::int64_t out, std::int64_t in) : code_(code), out_(out), in_(in)
+Matrix::Matrix(Code code, std::int64_t out, std::int64_t in)
+    : code_(code),
+      out_(out),
+      in_(in),
+      row_words_(oasis_decode::row_words(code, in)),
+      row_scales_(oasis_decode::row_scales(code, in)),
+      codes_(static_cast<std::size_t>(out * row_words_)),
+      scales_(static_cast<std::size_t>(out * row_scales_))
 {
-    const std::int64_t blocks = in / kBlock;
-    const std::int64_t groups = (2 * blocks + halves(code) - 1) / halves(code);
-    row_words_ = code == Code::kF32 ? in : groups * kLanes;
-    row_scales_ = code == Code::kQ8 ? blocks : code == Code::kQ4 ? 2 * blocks : 0;
-    codes_ = Array<std::uint32_t>(static_cast<std::size_t>(out * row_words_));
-    scales_ = Array<float>(static_cast<std::size_t>(out * row_scales_));
+}
+
+std::size_t Matrix::row_bytes(Code code, std::int64_t in) noexcept
+{
+    return static_cast<std::size_t>(oasis_decode::row_words(code, in) + oasis_decode::row_scales(code, in)) *
+           sizeof(float);
 }
 
 Matrix::Code Matrix::code_for(StorageType type, std::int64_t in) noexcept
@@ -38,11 +67,23 @@ Matrix::Code Matrix::code_for(StorageType type, std::int64_t in) noexcept
     if (in % kBlock != 0) { return Code::kF32; }
     switch (type) {
     case StorageType::kBF16: return Code::kBF16;
-    case StorageType::kQ8_0: return Code::kQ8;
+    case StorageType::kQ8_0:
+    case StorageType::kQ5_0: return Code::kQ8;
     case StorageType::kQ4_0:
-    case StorageType::kQ4_1: return Code::kQ4;
-    default: return Code::kF32;
+    case StorageType::kQ4_1:
+    case StorageType::kQ4_K: return Code::kQ4;
+    case StorageType::kQ5_1:
+    case StorageType::kQ5_K:
+    case StorageType::kQ6_K: return Code::kQ8Affine;
+    case StorageType::kF32:
+    case StorageType::kF16: break;
     }
+    return Code::kF32;
+}
+
+Matrix::Code Matrix::common(Code a, Code b) noexcept
+{
+    return a == b ? a : is_coded(a) && is_coded(b) ? Code::kQ8Affine : Code::kF32;
 }
 
 void Matrix::set_row(std::int64_t row, StorageType type, std::span<const std::byte> bytes)
@@ -50,11 +91,10 @@ void Matrix::set_row(std::int64_t row, StorageType type, std::span<const std::by
     const BlockLayout layout = layout_of(type);
     const auto count = static_cast<std::size_t>(in_);
     if (row < 0 || row >= out_ || bytes.size() != count / layout.elements * layout.bytes ||
-        (code_ != Code::kF32 && code_for(type, in_) != code_)) {
+        common(code_, code_for(type, in_)) != code_) {
         fail("matrix of ", out_, " x ", in_, ": row ", row, " cannot take ", bytes.size(), " bytes of ", name(type));
     }
     std::uint32_t* target = codes_.data() + row * row_words_;
-    float* scale = scales_.data() + row * row_scales_;
     if (code_ == Code::kF32) {
         dequantise(type, bytes, {reinterpret_cast<float*>(target), count});
         return;
@@ -64,25 +104,32 @@ void Matrix::set_row(std::int64_t row, StorageType type, std::span<const std::by
         for (std::int64_t i = 0; i < in_; ++i) { pack(target, i / kLanes, i % kLanes, load_u16(bytes.data() + 2 * i)); }
         return;
     }
-    for (std::int64_t block = 0; block < in_ / kBlock; ++block) {
-        const std::byte* from = bytes.data() + block * layout.bytes;
-        if (code_ == Code::kQ8) {
-            scale[block] = load_f16(from);
-            for (std::int64_t i = 0; i < kBlock; ++i) {
-                pack(target, 2 * block + i / kLanes, i % kLanes, std::to_integer<std::uint32_t>(from[2 + i]));
-            }
-            continue;
+    std::array<QuantisedRun, QuantisedRun::kMostRuns> runs;
+    for (std::int64_t half = 0; half < in_ / kLanes; half += layout.elements / kLanes) {
+        unpack(type, bytes.data() + half * kLanes / layout.elements * layout.bytes, runs.data());
+        for (std::int64_t i = 0; i < layout.elements / kLanes; ++i) {
+            set_half(row, half + i, runs[static_cast<std::size_t>(i)]);
         }
-        const bool offset_stored = type == StorageType::kQ4_1;
-        scale[2 * block] = load_f16(from);
-        scale[2 * block + 1] = offset_stored ? load_f16(from + 2) : -8.0F * load_f16(from);
-        const std::byte* pairs = from + (offset_stored ? 4 : 2);
-        // The low nibbles of a block's 16 bytes are its first half, the high ones its second.
-        for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-            const auto pair = std::to_integer<std::uint32_t>(pairs[lane]);
-            pack(target, 2 * block, lane, pair & 0xFU);
-            pack(target, 2 * block + 1, lane, pair >> 4);
-        }
+    }
+}
+
+void Matrix::set_half(std::int64_t row, std::int64_t half, const QuantisedRun& run) noexcept
+{
+    const std::uint32_t mask = code_ == Code::kQ4 ? 0xFU : 0xFFU;
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+        const auto code = static_cast<std::uint32_t>(run.codes[static_cast<std::size_t>(lane)]) & mask;
+        pack(codes_.data() + row * row_words_, half, lane, code);
+    }
+    float* const scale = scales_.data() + row * row_scales_;
+    switch (code_) {
+    case Code::kQ8: scale[half / 2] = run.scale; break;
+    case Code::kQ4:
+        scale[half / 2 * 2] = run.scale;
+        scale[half / 2 * 2 + 1] = run.offset;
+        break;
+    default: // Q8Affine
+        scale[2 * half] = run.scale;
+        scale[2 * half + 1] = run.offset;
     }
 }
 
@@ -110,8 +157,10 @@ void Matrix::row(std::int64_t row, float* out) const noexcept
             out[i] = oasis::to_float(oasis::bf16{static_cast<std::uint16_t>(word)});
         } else if (code_ == Code::kQ8) {
             out[i] = static_cast<float>(static_cast<std::int8_t>(word)) * scale[block];
-        } else {
+        } else if (code_ == Code::kQ4) {
             out[i] = static_cast<float>(word & 0xFU) * scale[2 * block] + scale[2 * block + 1];
+        } else {
+            out[i] = static_cast<float>(static_cast<std::int8_t>(word)) * scale[2 * half] + scale[2 * half + 1];
         }
     }
 }

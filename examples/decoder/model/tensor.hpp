@@ -3,6 +3,7 @@
 // A tensor as it lies in a file, and its conversion to float.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -13,7 +14,7 @@
 
 namespace oasis_decode {
 
-enum class StorageType : std::uint8_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1 };
+enum class StorageType : std::uint8_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ4_K, kQ5_K, kQ6_K };
 
 std::string_view name(StorageType type) noexcept;
 
@@ -23,6 +24,21 @@ struct BlockLayout {
     std::uint32_t bytes = 4;
 };
 BlockLayout layout_of(StorageType type) noexcept;
+constexpr bool is_quantised(StorageType type) noexcept { return type >= StorageType::kQ8_0; }
+
+/// Sixteen elements of a quantised block, the most that all types give one scale: element i is codes[i] * scale + offset,
+/// where the product is exact in float.
+struct QuantisedRun {
+    static constexpr std::size_t kElements = 16;
+    static constexpr std::size_t kMostRuns = 16; ///< of a block
+
+    std::array<std::int8_t, kElements> codes;
+    float scale = 0;
+    float offset = 0;
+};
+
+/// Takes a block of a quantised type apart, into layout_of(type).elements / 16 runs.
+void unpack(StorageType type, const std::byte* block, QuantisedRun* out) noexcept;
 
 /// The product of the dimensions, or nothing when it exceeds 2^62 or a dimension is negative.
 std::optional<std::uint64_t> element_count(std::span<const std::int64_t> shape) noexcept;
