@@ -76,7 +76,7 @@ static __global__ void __launch_bounds__(32 * kBulkWarps) bulk_fetch(const BulkP
         for (; finished < until; ++finished) {
             if (lane != 0) { continue; }
             const TransferPiece& piece = entries[warp][finished % stages];
-            kernels::finish_piece<kernels::Direction::kFetch>(p, piece, true, true);
+            kernels::finish_piece<kernels::Direction::kFetch>(p, {piece.slot, piece.generation, piece.layer, true, true});
             kernels::count_layer(p, piece.layer, 1);
         }
     };
@@ -90,7 +90,7 @@ static __global__ void __launch_bounds__(32 * kBulkWarps) bulk_fetch(const BulkP
                 valid = mine && kernels::in_range(p, held);
                 fresh = valid && kernels::load_relaxed(p.generation + held.slot) == held.generation;
                 if (mine && !fresh) {
-                    kernels::finish_piece<kernels::Direction::kFetch>(p, held, valid, false);
+                    kernels::finish_piece<kernels::Direction::kFetch>(p, {held.slot, held.generation, held.layer, valid, false});
                     kernels::count_layer(p, held.layer, 1);
                 }
                 taken = 0;

@@ -163,19 +163,19 @@ private:
 
 namespace detail {
 
-/// Sums `count` uint4. Warps take tiles of 16 KiB from an atomic counter, the next one while the loads are under way.
-static __global__ void __launch_bounds__(512) stream_read(const uint4* data, std::size_t count, unsigned long long* tile, std::uint32_t* sink)
+/// Sums `count` uint4. Warps take tiles of `batches` x 4 KiB from an atomic counter, the next one while the loads are under way.
+static __global__ void __launch_bounds__(512) stream_read(const uint4* data, std::size_t count, int batches, unsigned long long* tile, std::uint32_t* sink)
 {
-    constexpr std::size_t kTile = 1024;
+    const std::size_t tile_size = std::size_t(batches) * 256;
     const std::size_t lane = threadIdx.x % 32;
     const auto take = [&] { return lane == 0 ? atomicAdd(tile, 1ULL) : 0ULL; };
     std::uint32_t sum = 0;
     for (unsigned long long mine = take();;) {
-        const std::size_t begin = __shfl_sync(0xFFFFFFFFU, mine, 0) * kTile;
-        if (begin + kTile > count) { break; }
+        const std::size_t begin = __shfl_sync(0xFFFFFFFFU, mine, 0) * tile_size;
+        if (begin + tile_size > count) { break; }
         mine = take();
         const uint4* from = data + begin + lane;
-        for (int batch = 0; batch < 4; ++batch, from += 8 * 32) {
+        for (int batch = 0; batch < batches; ++batch, from += 8 * 32) {
             uint4 x[8];
 #pragma unroll
             for (int i = 0; i < 8; ++i) { x[i] = from[i * 32]; }
@@ -191,12 +191,15 @@ static __global__ void __launch_bounds__(512) stream_read(const uint4* data, std
 /// A kernel that reads `bytes` of HBM and does nothing else: the ceiling of the run, and the neighbour of transfers.
 class StreamRead {
 public:
-    explicit StreamRead(std::size_t bytes) : data_(bytes / 16384 * 1024), tile_(1), sink_(1), ctas_(2 * device_info(current_device()).sm_count) {}
+    explicit StreamRead(std::size_t bytes, int batches = 4, int ctas_per_sm = 2)
+        : data_(bytes / 16384 * 1024), tile_(1), sink_(1), batches_(batches), ctas_(ctas_per_sm * device_info(current_device()).sm_count)
+    {
+    }
     std::size_t bytes() const { return data_.bytes(); }
     void enqueue(Queue queue)
     {
         enqueue_fill(queue, tile_.data(), 1, 0);
-        detail::stream_read<<<ctas_, 512, 0, queue.stream()>>>(data_.data(), data_.size(), tile_.data(), sink_.data());
+        detail::stream_read<<<ctas_, 512, 0, queue.stream()>>>(data_.data(), data_.size(), batches_, tile_.data(), sink_.data());
         check_launch("stream_read");
     }
 
@@ -204,6 +207,7 @@ private:
     DeviceBuffer<uint4> data_;
     DeviceBuffer<unsigned long long> tile_;
     DeviceBuffer<std::uint32_t> sink_;
+    int batches_;
     int ctas_;
 };
 

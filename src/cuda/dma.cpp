@@ -8,12 +8,15 @@
 
 namespace oasis::cuda {
 
-void CopyBatch::add(void* target, const void* source, std::size_t bytes)
+void CopyBatch::add(void* target, const void* source, const void* host, std::size_t bytes)
 {
-    for (std::size_t at = 0; at < bytes; at += kMostBytes) {
+    const std::size_t offset = reinterpret_cast<std::uintptr_t>(host) % kMostBytes;
+    for (std::size_t at = 0; at < bytes;) {
+        const std::size_t size = std::min(kMostBytes - (offset + at) % kMostBytes, bytes - at);
         targets_.push_back(static_cast<std::byte*>(target) + at);
         sources_.push_back(static_cast<const std::byte*>(source) + at);
-        sizes_.push_back(std::min(kMostBytes, bytes - at));
+        sizes_.push_back(size);
+        at += size;
     }
 }
 
@@ -128,7 +131,7 @@ TransferTable TransferTable::measure(Queue queue, std::byte* tier, std::size_t t
             const std::size_t stride = tier_bytes / runs / 128 * 128; // runs apart, so that they are no longer run
             gather.plan(runs * run_units, run_units, stride, unit_bytes);
             batch.clear();
-            for (std::size_t i = 0; i < runs; ++i) { batch.add(slots + i * bytes, tier + i * stride, bytes); }
+            for (std::size_t i = 0; i < runs; ++i) { batch.add_to_device(slots + i * bytes, tier + i * stride, bytes); }
             const double total = 1e-9 * double(runs * bytes);
             table.gather_[b][r] = total / seconds(queue, [&] { enqueue_fetch(queue, gather.params(tier, tier_bytes, slots, unit_bytes)); });
             table.dma_[b][r] = total / seconds(queue, [&] { batch.enqueue(queue); });

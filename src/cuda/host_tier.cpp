@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <oasis/cuda/dma.hpp>
 #include <oasis/cuda/host_tier.hpp>
 #include <oasis/pool/head_block.hpp>
 
@@ -17,7 +18,7 @@
 namespace oasis::cuda {
 namespace {
 
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kAlign = CopyBatch::kMostBytes; ///< of the range and its chunks, where CopyBatch cuts; two huge pages
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kTouchBytes = std::size_t{32} << 20; ///< what a thread takes at a time
 
@@ -47,10 +48,10 @@ std::size_t available_host_bytes()
 std::optional<HostTier> HostTier::try_create(const HostTierOptions& options, PinFailure& failure)
 {
     detail::expects(options.bytes > 0 && options.bytes < std::numeric_limits<std::size_t>::max() / 2, "HostTier: ", options.bytes, " bytes.");
-    detail::expects(options.chunk_bytes >= kHugePage, "HostTier: chunk_bytes is ", options.chunk_bytes, ", expected at least ", kHugePage);
+    detail::expects(options.chunk_bytes >= kAlign, "HostTier: chunk_bytes is ", options.chunk_bytes, ", expected at least ", kAlign);
     detail::expects(options.threads >= 0, "HostTier: ", options.threads, " threads");
     const auto begin = std::chrono::steady_clock::now();
-    const std::size_t bytes = align_up(options.bytes, kHugePage);
+    const std::size_t bytes = align_up(options.bytes, kAlign);
     const auto refuse = [&](std::size_t pinned, const std::string& reason) {
         failure = {.full = {Tier::kSlow, bytes, pinned}, .reason = detail::text("pinned host tier of ", bytes, " bytes: ", reason)};
         return std::nullopt;
@@ -59,7 +60,7 @@ std::optional<HostTier> HostTier::try_create(const HostTierOptions& options, Pin
         return refuse(0, detail::text("the host has ", available, " bytes available"));
     }
     HostTier tier;
-    tier.chunk_bytes_ = align_up(options.chunk_bytes, kHugePage);
+    tier.chunk_bytes_ = align_up(options.chunk_bytes, kAlign);
     tier.map(bytes, options.huge_pages);
     if (!tier.data_) { return refuse(0, "mmap: " + std::system_category().message(errno)); }
     const int processors = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -73,14 +74,14 @@ std::optional<HostTier> HostTier::try_create(const HostTierOptions& options, Pin
     return tier;
 }
 
-/// An address range that begins at a huge page.
+/// An aligned address range.
 void HostTier::map(std::size_t bytes, bool huge_pages)
 {
-    const std::size_t padded = bytes + kHugePage;
+    const std::size_t padded = bytes + kAlign;
     void* mapped = ::mmap(nullptr, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) { return; }
     auto* first = static_cast<std::byte*>(mapped);
-    const std::size_t before = align_up(reinterpret_cast<std::uintptr_t>(first), kHugePage) - reinterpret_cast<std::uintptr_t>(first);
+    const std::size_t before = align_up(reinterpret_cast<std::uintptr_t>(first), kAlign) - reinterpret_cast<std::uintptr_t>(first);
     if (before) { ::munmap(first, before); }
     if (padded - before > bytes) { ::munmap(first + before + bytes, padded - before - bytes); }
     data_ = first + before;

@@ -281,9 +281,10 @@ TEST_F(Fetch, BatchesCopyEverythingInPiecesOfFourMegabytes)
     const auto target = poisoned<std::uint8_t>(queue(), kBytes);
     CopyBatch batch;
     batch.enqueue(queue()); // nothing
-    batch.add(target.data(), pinned.data(), 100);
-    batch.add(target.data() + 100, pinned.data() + 100, kBytes - 100);
-    EXPECT_EQ(batch.pieces(), 4U);
+    batch.add_to_device(target.data(), pinned.data(), 100);
+    batch.add_to_device(target.data() + 100, pinned.data() + 100, kBytes - 100);
+    EXPECT_GE(batch.pieces(), 4U);
+    EXPECT_LE(batch.pieces(), 5U);
     batch.enqueue(queue());
     batch.clear();
     EXPECT_EQ(download(queue(), target), bytes);

@@ -2,6 +2,7 @@
 #include "support.hpp"
 
 #include <oasis/cuda/arena.hpp>
+#include <oasis/cuda/dma.hpp>
 #include <oasis/cuda/host_tier.hpp>
 
 #include <algorithm>
@@ -129,12 +130,22 @@ TEST_F(CudaTiers, PinnedMemoryIsOneRangeForHostAndDevice)
         PinFailure failure;
         auto tier = HostTier::try_create({.bytes = (std::size_t{9} << 20) + 1, .chunk_bytes = std::size_t{4} << 20, .threads = 3, .huge_pages = huge}, failure);
         ASSERT_TRUE(tier) << failure.reason;
-        ASSERT_EQ(tier->size(), std::size_t{10} << 20);
+        ASSERT_EQ(tier->size(), std::size_t{12} << 20);
         EXPECT_EQ(std::count(tier->data(), tier->data() + tier->size(), std::byte{0}), std::ptrdiff_t(tier->size()));
         const auto bytes = random_bytes(tier->size(), 3);
         std::memcpy(tier->data(), bytes.data(), bytes.size());
-        HostTier moved = std::move(*tier);
-        EXPECT_EQ(download(queue(), reinterpret_cast<const std::uint8_t*>(moved.data()), moved.size()), bytes);
+        const HostTier moved = std::move(*tier);
+        const auto copy = poisoned<std::uint8_t>(queue(), bytes.size() - 7);
+        CopyBatch batch; // across chunks
+        batch.add_to_device(copy.data(), moved.data() + 7, copy.size());
+        batch.enqueue(queue());
+        EXPECT_TRUE(std::equal(bytes.begin() + 7, bytes.end(), download(queue(), copy).begin()));
+        std::memset(moved.data(), 0, moved.size());
+        batch.clear();
+        batch.add_to_host(moved.data() + 7, copy.data(), copy.size());
+        batch.enqueue(queue());
+        queue().synchronize();
+        EXPECT_EQ(std::memcmp(moved.data() + 7, bytes.data() + 7, copy.size()), 0);
     }
 }
 

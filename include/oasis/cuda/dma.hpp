@@ -14,19 +14,23 @@
 namespace oasis::cuda {
 
 /// Runs to be copied in one call. A queue of copies is served in order, so runs are cut into pieces of at most 4 MiB: a demand
-/// that comes later then waits for one of them at most.
+/// that comes later then waits for one of them at most. Cuts lie where the host address is a multiple of 4 MiB, because one copy
+/// must not span two registrations of pinned memory (HostTier's chunks).
 class CopyBatch {
 public:
     static constexpr std::size_t kMostBytes = std::size_t{4} << 20;
 
-    /// Between device memory and pinned host memory, either way.
-    void add(void* target, const void* source, std::size_t bytes);
+    /// `host` is pinned.
+    void add_to_device(void* device, const void* host, std::size_t bytes) { add(device, host, host, bytes); }
+    void add_to_host(void* host, const void* device, std::size_t bytes) { add(host, device, host, bytes); }
     std::size_t pieces() const noexcept { return sizes_.size(); }
     void clear() noexcept;
     /// Copies everything added, in any order among themselves, after the queue's earlier work. The batch may be cleared and filled again at once.
     void enqueue(Queue queue);
 
 private:
+    void add(void* target, const void* source, const void* host, std::size_t bytes);
+
     std::vector<void*> targets_;
     std::vector<const void*> sources_;
     std::vector<std::size_t> sizes_;

@@ -12,6 +12,7 @@ namespace oasis::cuda::kernels {
 
 inline constexpr int kLoads = 9;
 inline constexpr int kMaxThreads = 1024;
+inline constexpr std::uint32_t kAllLanes = 0xFFFFFFFFU;
 
 enum class Direction { kFetch, kWriteThrough };
 
@@ -63,9 +64,10 @@ __device__ inline bool in_range(const TransferParams& p, const TransferPiece& pi
            piece.place <= p.tier_bytes && p.unit_bytes <= p.tier_bytes - piece.place;
 }
 
-/// `units` words of 16 bytes by one warp; `meanwhile()` runs while the first round's loads are under way.
+/// `units` words of 16 bytes by one warp. `meanwhile()` runs while the first round's loads are under way and says whether to
+/// store them; what it returns is returned.
 template <class Meanwhile>
-__device__ void copy_units(const uint4* from, uint4* to, std::uint32_t units, std::uint32_t lane, Meanwhile&& meanwhile)
+__device__ bool copy_units(const uint4* from, uint4* to, std::uint32_t units, std::uint32_t lane, Meanwhile&& meanwhile)
 {
     for (std::uint32_t base = lane; base < units + lane; base += 32 * kLoads) { // the same rounds for all lanes
         uint4 held[kLoads];
@@ -73,23 +75,33 @@ __device__ void copy_units(const uint4* from, uint4* to, std::uint32_t units, st
         for (int i = 0; i < kLoads; ++i) {
             if (base + 32 * i < units) { held[i] = load_once(from + base + 32 * i); }
         }
-        if (base == lane) { meanwhile(); }
+        if (base == lane && !meanwhile()) { return false; }
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
             if (base + 32 * i < units) { to[base + 32 * i] = held[i]; }
         }
     }
+    return true;
 }
 
-/// Lane 0, after the warp's copies: the mark and the counters.
+/// What is left to do for a piece once its stores are on their way.
+struct Finished {
+    std::int32_t slot;
+    std::uint32_t generation;
+    std::int32_t layer;
+    bool valid;
+    bool copied;
+};
+
+/// Lane 0: the mark and the counters of a piece that was moved.
 template <Direction direction>
-__device__ void finish_piece(const TransferParams& p, const TransferPiece& piece, bool valid, bool copied)
+__device__ void finish_piece(const TransferParams& p, const Finished& piece)
 {
-    if (!valid) {
+    if (!piece.valid) {
         add_relaxed(&p.counters->refused, 1);
         return;
     }
-    const bool done = copied && load_relaxed(p.generation + piece.slot) == piece.generation;
+    const bool done = piece.copied && load_relaxed(p.generation + piece.slot) == piece.generation;
     fence<direction>();
     if (done) { store_relaxed(p.marks + piece.slot, piece.generation); }
     add_relaxed(done ? &p.counters->done : &p.counters->stale, 1);
@@ -115,7 +127,9 @@ __device__ inline void leave(TransferTicket* ticket)
     }
 }
 
-/// A warp takes a piece, and the next one's number and entry while it copies. Layers are counted when the warp leaves one.
+/// A warp moves one piece at a time. Everything else a piece costs is a round trip of its own, so it happens while the next
+/// piece's loads are under way: taking the entry after, looking at the generation, finishing the piece before. Layers are
+/// counted when a warp leaves one.
 template <Direction direction>
 __global__ void __launch_bounds__(kMaxThreads) move_pieces(const TransferParams p)
 {
@@ -123,35 +137,47 @@ __global__ void __launch_bounds__(kMaxThreads) move_pieces(const TransferParams 
     const std::int64_t planned = std::int64_t(*p.count) - p.first;
     const auto count = static_cast<std::uint32_t>(planned < 0 ? 0 : planned < p.most ? planned : p.most);
     const auto take = [&] { return lane == 0 ? atomicAdd(&p.ticket->next, 1U) : 0U; };
-    std::uint32_t i = __shfl_sync(0xFFFFFFFFU, take(), 0);
+    std::uint32_t i = __shfl_sync(kAllLanes, take(), 0);
     TransferPiece piece;
     if (i < count) { piece = p.pieces[std::size_t(p.first) + i]; }
-    for (std::uint32_t over = 0; i < count;) {
+    __shared__ Finished lasts[kMaxThreads / 32]; // of lane 0 alone: registers are for the bytes under way
+    Finished& last = lasts[threadIdx.x / 32];
+    std::uint32_t over = 0; // lane 0: pieces of the last one's layer, itself included
+    const auto finish_last = [&](std::int32_t layer) {
+        if (lane != 0 || over == 0) { return; }
+        finish_piece<direction>(p, last);
+        if (last.layer == layer) { return; }
+        count_layer(p, last.layer, over);
+        over = 0;
+    };
+    while (i < count) {
         const std::uint32_t ticket = take();
         TransferPiece next;
-        const auto look_ahead = [&] {
-            i = __shfl_sync(0xFFFFFFFFU, ticket, 0);
-            if (i < count) { next = p.pieces[std::size_t(p.first) + i]; }
-        };
         const bool valid = in_range(p, piece);
-        const bool copy = __all_sync(0xFFFFFFFFU, valid && load_relaxed(p.generation + piece.slot) == piece.generation);
-        if (copy) {
+        const std::uint32_t now = valid ? load_relaxed(p.generation + piece.slot) : ~piece.generation;
+        const auto meanwhile = [&] {
+            i = __shfl_sync(kAllLanes, ticket, 0);
+            if (i < count) { next = p.pieces[std::size_t(p.first) + i]; }
+            finish_last(piece.layer);
+            return static_cast<bool>(__all_sync(kAllLanes, now == piece.generation));
+        };
+        bool copied = false;
+        if (valid) {
             auto* place = reinterpret_cast<uint4*>(p.tier + piece.place);
             auto* slot = reinterpret_cast<uint4*>(p.slots + std::uint64_t(piece.slot) * p.slot_stride);
             constexpr bool kFetch = direction == Direction::kFetch;
-            copy_units(kFetch ? place : slot, kFetch ? slot : place, p.unit_bytes / 16, lane, look_ahead);
+            copied = copy_units(kFetch ? place : slot, kFetch ? slot : place, p.unit_bytes / 16, lane, meanwhile);
         } else {
-            look_ahead();
+            meanwhile();
         }
         __syncwarp();
-        ++over;
         if (lane == 0) {
-            finish_piece<direction>(p, piece, valid, copy);
-            if (i >= count || next.layer != piece.layer) { count_layer(p, piece.layer, over); }
+            last = {piece.slot, piece.generation, piece.layer, valid, copied};
+            ++over;
         }
-        if (i >= count || next.layer != piece.layer) { over = 0; }
         piece = next;
     }
+    finish_last(-1);
     leave(p.ticket);
 }
 

@@ -17,7 +17,7 @@
 namespace oasis::cuda {
 
 struct HostTierOptions {
-    std::size_t bytes = 0;                             ///< rounded up to huge pages of 2 MiB
+    std::size_t bytes = 0;                             ///< rounded up to 4 MiB
     std::size_t chunk_bytes = std::size_t{1} << 30;    ///< of one cudaHostRegister, which fails beyond 512 GiB
     int threads = 0;                                   ///< that touch the pages; 0: one per processor, at most 16
     bool huge_pages = true;                            ///< ask for them; on a fragmented host that can take long
@@ -30,7 +30,8 @@ struct PinFailure {
     std::string reason{};    ///< of the system or of CUDA
 };
 
-/// Owns the memory; move-only. Addresses are the same on host and device.
+/// Owns the memory; move-only. Addresses are the same on host and device, and kernels see one range; a copy by the runtime must not
+/// span two chunks (CopyBatch cuts there).
 class HostTier {
 public:
     /// The tier, or (nothing, with `failure` filled) what was in the way. Throws `InvalidArgument` for options that can never work.
