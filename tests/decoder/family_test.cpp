@@ -92,6 +92,29 @@ INSTANTIATE_TEST_SUITE_P(All, Families, testing::ValuesIn(case_names()), [](cons
     return name;
 });
 
+// What a config.json leaves out is what Hugging Face's class has then.
+TEST(FamilyConfig, DefaultsOfTheFamilies)
+{
+    const auto config_with = [](const std::string& name, const Json& patch) {
+        Json config = case_named(name)["config"];
+        config.merge_patch(patch); // null takes a key away
+        return config_from_json(config, "config.json");
+    };
+    const ModelConfig mistral = config_with("mistral", {{"sliding_window", nullptr}, {"head_dim", nullptr}});
+    EXPECT_EQ(mistral.windows, (std::vector<std::int32_t>{4096, 4096}));
+    EXPECT_EQ(mistral.head_dim, 32);
+    EXPECT_TRUE(config_from_json(case_named("mistral-full")["config"], "config.json").windows.empty());
+    EXPECT_EQ(config_with("qwen3", {{"head_dim", nullptr}}).head_dim, 128);
+    EXPECT_TRUE(config_with("qwen2-windows", {{"use_sliding_window", false}}).windows.empty());
+    EXPECT_TRUE(config_with("qwen2-windows", {{"max_window_layers", nullptr}}).windows.empty());
+    const Json types = {"sliding_attention", "full_attention"};
+    EXPECT_EQ(config_with("qwen2-windows", {{"layer_types", types}}).windows, (std::vector<std::int32_t>{24, 0}));
+    EXPECT_EQ(config_with("llama", {{"architectures", nullptr}}).architecture, "LlamaForCausalLM");
+    EXPECT_EQ(config_with("llama-linear", Json::object()).context, 256);
+    EXPECT_EQ(config_with("llama-yarn", {{"max_position_embeddings", 64}}).context, 256);
+    EXPECT_EQ(config_with("llama-llama3", Json::object()).context, 256);
+}
+
 // The tolerance tells the cases apart: whoever ignores a setting fails.
 TEST(FamilyReferences, DifferByMoreThanTheTolerance)
 {

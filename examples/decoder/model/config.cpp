@@ -109,28 +109,34 @@ void refuse_variants(const Json& json, const std::string& what)
     if (activation != "silu") { fail(what, ": \"hidden_act\" is \"", activation, "\"; only \"silu\" is supported"); }
 }
 
-/// Sliding windows: of all layers, of those from "max_window_layers" on, or of those that "layer_types" names.
+/// The window of config.json, 0 where none is in use.
+std::int32_t window_of(const Json& json, const std::string& architecture, const std::string& what)
+{
+    if (architecture == "MistralForCausalLM" && !json.contains("sliding_window")) { return 4096; } // null is none
+    const bool qwen = architecture.starts_with("Qwen");
+    if (!member(json, "sliding_window") || (qwen && !flag_member(json, "use_sliding_window", false, what))) {
+        return 0;
+    }
+    if (architecture == "LlamaForCausalLM") {
+        fail(what, ": \"sliding_window\": ", shown(json["sliding_window"]), " is not supported of ", architecture);
+    }
+    return static_cast<std::int32_t>(integer_member(json, "sliding_window", 1, INT32_MAX, what));
+}
+
+/// Which layers have the window: all, those from "max_window_layers" on (Qwen), or those that "layer_types" names.
 void read_windows(const Json& json, ModelConfig& config, const std::string& what)
 {
-    const bool qwen = config.architecture.starts_with("Qwen");
-    const bool used =
-        qwen ? flag_member(json, "use_sliding_window", false, what) : member(json, "sliding_window") != nullptr;
-    if (used && config.architecture == "LlamaForCausalLM") {
-        fail(what, ": \"sliding_window\": ", shown(*member(json, "sliding_window")),
-             " is not supported of LlamaForCausalLM");
+    const std::int32_t window = window_of(json, config.architecture, what);
+    std::int64_t first = config.architecture.starts_with("Qwen") ? 28 : 0;
+    if (first > 0 && member(json, "max_window_layers")) {
+        first = integer_member(json, "max_window_layers", 0, kMostLayers, what);
     }
-    std::int32_t window = 0;
-    if (used) { window = static_cast<std::int32_t>(integer_member(json, "sliding_window", 1, INT32_MAX, what)); }
-    const std::int64_t first =
-        qwen && used
-            ? member(json, "max_window_layers") ? integer_member(json, "max_window_layers", 0, kMostLayers, what) : 28
-            : 0;
     const Json* types = member(json, "layer_types");
     if (types && (!types->is_array() || types->size() != static_cast<std::size_t>(config.layers))) {
         fail(what, ": \"layer_types\" is not a list of ", config.layers, " types: ", shown(*types));
     }
     for (std::int32_t layer = 0; layer < config.layers; ++layer) {
-        bool slides = used && layer >= first;
+        bool slides = layer >= first;
         if (types) {
             const Json& type = (*types)[static_cast<std::size_t>(layer)];
             slides = type == "sliding_attention";
@@ -138,7 +144,9 @@ void read_windows(const Json& json, ModelConfig& config, const std::string& what
                 fail(what, ": \"layer_types\" says ", shown(type), " of layer ", layer,
                      "; full_attention and sliding_attention are supported");
             }
-            if (slides && !used) { fail(what, ": layer ", layer, " has sliding_attention, but there is no window"); }
+            if (slides && window == 0) {
+                fail(what, ": layer ", layer, " has sliding_attention, but there is no window");
+            }
         }
         config.windows.push_back(slides ? window : 0);
     }
@@ -150,13 +158,20 @@ void read_sizes(const Json& json, ModelConfig& config, const std::string& what)
     config.layers = extent(json, "num_hidden_layers", kMostLayers, what);
     config.hidden = extent(json, "hidden_size", kMostWidth, what);
     config.q_heads = extent(json, "num_attention_heads", kMostHeads, what);
-    config.kv_heads =
-        member(json, "num_key_value_heads") ? extent(json, "num_key_value_heads", kMostHeads, what) : config.q_heads;
-    if (!member(json, "head_dim") && config.hidden % config.q_heads != 0) {
+    const bool llama = config.architecture == "LlamaForCausalLM"; // the others have defaults of their own
+    config.kv_heads = member(json, "num_key_value_heads") || !llama
+                          ? extent(json, "num_key_value_heads", kMostHeads, what)
+                          : config.q_heads;
+    if (member(json, "head_dim")) {
+        config.head_dim = extent(json, "head_dim", 4096, what);
+    } else if (config.architecture == "Qwen3ForCausalLM") {
+        config.head_dim = 128;
+    } else if (config.hidden % config.q_heads == 0) {
+        config.head_dim = config.hidden / config.q_heads;
+    } else {
         fail(what, ": no \"head_dim\", and ", config.hidden, " channels do not divide among ", config.q_heads,
              " heads");
     }
-    config.head_dim = member(json, "head_dim") ? extent(json, "head_dim", 4096, what) : config.hidden / config.q_heads;
     config.intermediate = extent(json, "intermediate_size", kMostWidth, what);
     config.vocab = extent(json, "vocab_size", kMostVocabulary, what);
     config.context = integer_member(json, "max_position_embeddings", 1, kMostContext, what);
