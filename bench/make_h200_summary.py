@@ -30,7 +30,7 @@ KEYS = attend_keys() | {
     "fetch_gbps_8192_4cta": ("fetch", "gather/8192/4x1024", "gbps"),
     "fetch_gbps_beside": ("fetch", "gather/4224/8x512", "gbps_beside"),
     "beside_loss": ("fetch", "gather/4224/8x512", "hbm_loss"),
-    "pin_gbps": ("pin", "pin/16GiB/huge/1GiB/16", "gbps"),
+    "pin_gbps": ("pin", "pin/16GiB/huge/1GiB/8", "gbps"),
     "hbm_read_gbps": ("fetch", "hbm_read", "gbps"),
 }
 

@@ -53,7 +53,7 @@ def main():
     parser.add_argument("root", type=pathlib.Path)
     root = parser.parse_args().root.resolve()
     known = set()
-    for pattern in ("*.cpp", "*.hpp"):
+    for pattern in ("*.cpp", "*.cu", "*.hpp"):
         for path in files(root / "tests", pattern):
             known.update(MACRO.findall(path.read_text(encoding="utf-8")))
     problems = []

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Random pieces of a pinned pool into slots: rate of the gather kernel by grid and piece, alone and beside a kernel that reads
-// HBM as fast as it can (and what that one loses); the same by bulk copies; write-through; copy engines.
-#include <cuda/bulk_fetch.cuh>
+// HBM as fast as it can (and what that one loses); write-through; copy engines.
 #include <cuda/harness.hpp>
 
 #include <oasis/cuda/dma.hpp>
@@ -114,21 +113,19 @@ void run(const Options& options)
     if (!tier) { throw Error(failure.reason); }
     DeviceBuffer<> slots(kLong);
     const auto rate = [&](double bytes, const auto& enqueue) { return bytes / 1e3 / median_us(queue, options.repetitions, enqueue, [](int) {}); };
+    report.add("hbm_read", {{"gbps", hbm_read_gbps(queue, options.repetitions)}});
     double hbm = 0;
     std::optional<StreamRead> fastest; // the neighbour of the fetch
-    for (const auto& [batches, per_sm] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 2}, {4, 1}, {4, 2}}) {
+    for (const auto& [batches, per_sm] : kStreamShapes) {
         StreamRead reader(std::size_t{8} << 30, batches, per_sm);
         const double gbps = rate(double(reader.bytes()), [&] { reader.enqueue(queue); });
-        report.add("hbm_read/tile" + std::to_string(4 * batches) + "KiB/ctas" + std::to_string(per_sm), {{"gbps", gbps}});
+        report.add("neighbour/tile" + std::to_string(4 * batches) + "KiB/ctas" + std::to_string(per_sm), {{"gbps", gbps}});
         if (gbps > hbm) {
             hbm = gbps;
-            fastest.reset();
-            fastest.emplace(std::move(reader));
+            fastest = std::move(reader);
         }
     }
-    report.add("hbm_read", {{"gbps", hbm}});
     StreamRead& read = *fastest;
-
     for (const std::size_t bytes : {std::size_t{4} << 20, std::size_t{256} << 20}) {
         const std::string name = std::to_string(bytes >> 20) + "MiB";
         report.add("engine_h2d/" + name, {{"gbps", rate(double(bytes), [&] { enqueue_copy(queue, slots.data(), std::span<const std::byte>(tier->data(), bytes)); })}});
@@ -143,15 +140,6 @@ void run(const Options& options)
             const TransferGrid grid{ctas, threads};
             const double alone = rate(plan.bytes(), [&] { enqueue_fetch(queue, plan.params, grid); });
             const Beside b = beside(queue, background.queue(), read, [&](Queue q) { enqueue_fetch(q, large.params, grid); }, large.bytes(), 36, 6, 5);
-            report.add(name, {{"gbps", alone}, {"gbps_beside", b.fetch_gbps}, {"hbm_gbps_beside", b.hbm_gbps}, {"hbm_loss", 1 - b.hbm_gbps / hbm}});
-        }
-        for (const auto& [ctas, warps, stages] : {std::array{4, 8, 4}, {8, 4, 4}}) {
-            const std::string name = grid_name("bulk", unit, ctas, 32 * warps) + "x" + std::to_string(stages);
-            if (!options.runs(name) || std::size_t(warps * stages) * unit > 220'000) { continue; }
-            const BulkParams params{plan.params, stages};
-            const double alone = rate(plan.bytes(), [&] { enqueue_bulk_fetch(queue, params, ctas, warps); });
-            const BulkParams longer{large.params, stages};
-            const Beside b = beside(queue, background.queue(), read, [&](Queue q) { enqueue_bulk_fetch(q, longer, ctas, warps); }, large.bytes(), 36, 6, 5);
             report.add(name, {{"gbps", alone}, {"gbps_beside", b.fetch_gbps}, {"hbm_gbps_beside", b.hbm_gbps}, {"hbm_loss", 1 - b.hbm_gbps / hbm}});
         }
         for (const int ctas : {4, 8}) {

@@ -29,11 +29,12 @@ void run(const Options& options)
     };
     constexpr std::size_t kGiB = std::size_t{1} << 30;
     static_cast<void>(::cudaFree(nullptr));
-    measure("pin/16GiB/huge/1GiB/16", {.bytes = 16 * kGiB, .threads = 16, .check_available = false});
-    measure("pin/16GiB/huge/256MiB/16", {.bytes = 16 * kGiB, .chunk_bytes = kGiB / 4, .threads = 16, .check_available = false});
-    measure("pin/16GiB/huge/4GiB/16", {.bytes = 16 * kGiB, .chunk_bytes = 4 * kGiB, .threads = 16, .check_available = false});
     measure("pin/16GiB/huge/1GiB/8", {.bytes = 16 * kGiB, .threads = 8, .check_available = false});
-    measure("pin/16GiB/small/1GiB/16", {.bytes = 16 * kGiB, .threads = 16, .huge_pages = false, .check_available = false});
+    measure("pin/16GiB/huge/1GiB/4", {.bytes = 16 * kGiB, .threads = 4, .check_available = false});
+    measure("pin/16GiB/huge/1GiB/16", {.bytes = 16 * kGiB, .threads = 16, .check_available = false});
+    measure("pin/16GiB/huge/256MiB/8", {.bytes = 16 * kGiB, .chunk_bytes = kGiB / 4, .threads = 8, .check_available = false});
+    measure("pin/16GiB/huge/4GiB/8", {.bytes = 16 * kGiB, .chunk_bytes = 4 * kGiB, .threads = 8, .check_available = false});
+    measure("pin/16GiB/small/1GiB/8", {.bytes = 16 * kGiB, .threads = 8, .huge_pages = false, .check_available = false});
     if (options.runs("cudaHostAlloc/4GiB")) {
         const auto begin = std::chrono::steady_clock::now();
         const PinnedBuffer<> buffer(4 * kGiB);

@@ -64,7 +64,7 @@ std::optional<HostTier> HostTier::try_create(const HostTierOptions& options, Pin
     tier.map(bytes, options.huge_pages);
     if (!tier.data_) { return refuse(0, "mmap: " + std::system_category().message(errno)); }
     const int processors = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-    const cudaError_t code = tier.touch_and_register(options.threads ? options.threads : std::min(16, processors));
+    const cudaError_t code = tier.touch_and_register(options.threads ? options.threads : std::min(8, processors));
     if (code != cudaSuccess) {
         static_cast<void>(::cudaGetLastError());
         return refuse(tier.registered_, detail::text("cudaHostRegister of bytes [", tier.registered_, ", ", std::min(bytes, tier.registered_ + tier.chunk_bytes_),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A large tier of random bytes, poisoned slots and random plans between them.
+// A large tier of random bytes, poisoned slots and random plans between them. For nvcc: it has a kernel.
 #pragma once
 
 #include "support.hpp"
@@ -12,6 +12,23 @@
 #include <numeric>
 
 namespace oasis::cuda::test {
+
+struct SlowFill {
+    std::byte* to = nullptr;
+    std::size_t bytes = 0;
+    std::uint8_t value = 0;
+    std::uint64_t nanoseconds = 0;
+};
+
+/// Writes, after a pause.
+static __global__ void slow_fill(const SlowFill p)
+{
+    std::uint64_t begin = 0;
+    std::uint64_t now = 0;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (now - begin < p.nanoseconds);
+    for (std::size_t i = threadIdx.x; i < p.bytes; i += blockDim.x) { p.to[i] = std::byte(p.value); }
+}
 
 class Fetch : public CudaTest {
 protected:

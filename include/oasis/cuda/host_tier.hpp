@@ -19,7 +19,7 @@ namespace oasis::cuda {
 struct HostTierOptions {
     std::size_t bytes = 0;                             ///< rounded up to 4 MiB
     std::size_t chunk_bytes = std::size_t{1} << 30;    ///< of one cudaHostRegister, which fails beyond 512 GiB
-    int threads = 0;                                   ///< that touch the pages; 0: one per processor, at most 16
+    int threads = 0;                                   ///< that touch the pages; 0: one per processor, at most 8, which was faster than 16
     bool huge_pages = true;                            ///< ask for them; on a fragmented host that can take long
     bool check_available = true; ///< refuse more than the host says it has; off for virtual machines whose memory grows as it is used
 };
