@@ -213,6 +213,9 @@ TEST(Load, RefusesWhatItDoesNotDoInGguf)
         writer.key_u32(std::string("llama.") + key, 8);
         OASIS_EXPECT_HAS(error_of([&] { return load_gguf(writer); }), std::string(key) + " is 8");
     }
+    auto part = TinyModel().gguf();
+    part.key_u32("split.count", 3);
+    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(part); }), "one of 3 parts");
     auto both_ways = TinyModel().gguf();
     both_ways.key_bool("llama.attention.causal", false);
     OASIS_EXPECT_HAS(error_of([&] { return load_gguf(both_ways); }), "attention.causal");

@@ -12,7 +12,6 @@ constexpr std::int64_t kMostLayers = 1024;
 constexpr std::int64_t kMostHeads = 4096;
 constexpr std::int64_t kMostWidth = 1 << 20;
 constexpr std::int64_t kMostVocabulary = 1 << 24;
-constexpr std::int64_t kMostContext = std::int64_t{1} << 31;
 
 void check(const ModelConfig& config, const std::string& what)
 {
@@ -272,6 +271,9 @@ ModelConfig config_from_gguf(const GgufFile& file)
     const std::string& arch = config.architecture;
     if (arch != "llama" && arch != "qwen2" && arch != "qwen3") {
         fail(file.label(), ": architecture \"", arch, "\" is not supported; llama, qwen2 and qwen3 are");
+    }
+    if (const auto parts = file.integer("split.count").value_or(1); parts > 1) {
+        fail(file.label(), ": one of ", parts, " parts of a model (split.count); they have to be joined into one file");
     }
     refuse_gguf_variants(file, arch);
     read_gguf_sizes(file, arch, config);

@@ -11,8 +11,6 @@
 namespace oasis_decode {
 namespace {
 
-constexpr std::int64_t kMostContext = std::int64_t{1} << 31;
-
 /// The growth of vectors that YaRN suggests for a factor.
 double yarn_growth(double factor, double slope = 1.0) noexcept
 {

@@ -15,6 +15,9 @@
 
 namespace oasis_decode {
 
+/// More tokens than a model can say that it reaches; keeps sums and products of positions far from overflow.
+inline constexpr std::int64_t kMostContext = std::int64_t{1} << 31;
+
 enum class RopeScaling : std::uint8_t {
     kNone,
     kLinear,  ///< every frequency divided by the factor
