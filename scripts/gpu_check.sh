@@ -6,7 +6,7 @@
 #   BUILD_DIR   where to build (default: build/cuda)
 #   OUT         where results go (default: BUILD_DIR/results)
 #   OASIS_DEPS  optional: a folder into which Debian packages were unpacked, for machines without them and without a network:
-#                 apt-get download libhwy-dev libhwy1 libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev libbenchmark1.7.0
+#                 apt-get download libhwy-dev libhwy1 libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev libbenchmark1debian
 #                 for p in *.deb; do dpkg -x "$p" "$OASIS_DEPS"; done
 #   COMMIT      what the results say they belong to (default: from git)
 set -euo pipefail

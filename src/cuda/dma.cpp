@@ -116,7 +116,7 @@ TransferTable TransferTable::measure(Queue queue, std::byte* tier, std::size_t t
     detail::expects(room >= unit_bytes && room >= kRunBytes.front(), "TransferTable: a tier of ", tier_bytes, " and slots of ", slot_bytes,
                     " bytes are too small to measure with.");
     TransferTable table;
-    GatherPlan gather(queue, room / unit_bytes);
+    GatherPlan gather(queue, std::min(room / unit_bytes, kRuns.back() * (kRunBytes.back() / unit_bytes + 1)));
     CopyBatch batch;
     for (std::size_t b = 0; b < kRunBytes.size(); ++b) {
         for (std::size_t r = 0; r < kRuns.size(); ++r) {

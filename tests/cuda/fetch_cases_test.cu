@@ -127,5 +127,44 @@ TEST_F(FetchCases, PREF_12_TheChosenPathIsNearTheBest)
     EXPECT_EQ(table.choose(4096, 64), TransferPath::kGather);
 }
 
+TEST_F(FetchCases, PREF_14_DemandDoesNotQueueBehindGuesses)
+{
+    make(8192, 20000, 1);
+    plan_random(20000, 21);
+    Stream low(Stream::Priority::kLow);
+    const auto ticket = upload(queue(), std::vector<TransferTicket>(1));
+    auto demand = params();
+    demand.most = 64;
+    demand.ticket = ticket.data();
+    // Guesses in launches of 8 MiB: 160 us each at 50 GB/s.
+    const auto guess = [&] {
+        for (std::int32_t first = 64; first < 20000; first += 1024) {
+            auto p = params();
+            p.first = first;
+            p.most = 1024;
+            enqueue_fetch(low.queue(), p);
+        }
+    };
+    const auto median_us = [&](bool loaded) {
+        std::vector<float> times;
+        for (int i = 0; i < 15; ++i) {
+            Event begin(Event::Kind::kTimed);
+            Event end(Event::Kind::kTimed);
+            if (loaded) { guess(); }
+            begin.record(queue());
+            enqueue_fetch(queue(), demand);
+            end.record(queue());
+            end.synchronize();
+            EXPECT_TRUE(!loaded || cudaStreamQuery(low.queue().stream()) == cudaErrorNotReady) << "the guesses were over before the demand";
+            low.queue().synchronize();
+            times.push_back(1e3F * Event::milliseconds(begin, end));
+        }
+        std::sort(times.begin(), times.end());
+        return times[7];
+    };
+    const float alone = median_us(false);
+    EXPECT_LE(median_us(true), 2 * alone + 200) << "alone it takes " << alone << " us";
+}
+
 } // namespace
 } // namespace oasis::cuda::test
