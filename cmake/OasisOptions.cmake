@@ -4,6 +4,8 @@ option(OASIS_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(OASIS_BUILD_BENCH "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
 option(OASIS_BUILD_EXAMPLES "Build the examples, the decoder among them" ${PROJECT_IS_TOP_LEVEL})
 option(OASIS_INSTALL "Create the install rules" ${PROJECT_IS_TOP_LEVEL})
+option(OASIS_BUILD_FUZZERS "Build the fuzz targets (clang only)" OFF)
+set(OASIS_FUZZ_SECONDS 60 CACHE STRING "How long each fuzz target runs as a test")
 option(OASIS_WERROR "Treat warnings as errors" OFF)
 
 option(OASIS_CUDA "Build the CUDA backend (component `cuda`)" OFF)

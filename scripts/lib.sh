@@ -12,6 +12,7 @@ export OASIS_ROOT OASIS_MODEL_DIR OASIS_MODEL
 OASIS_PACKAGES_BUILD=(g++ cmake ninja-build ccache pkg-config libhwy-dev libxxhash-dev)
 OASIS_PACKAGES_EXAMPLE=(libfmt-dev libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev liblzma-dev)
 OASIS_PACKAGES_TEST=(libgtest-dev libgmock-dev libbenchmark-dev binutils python3)
+OASIS_PACKAGES_FUZZ=(clang-19 libclang-rt-19-dev)
 OASIS_PACKAGES_MODEL=(python3 python3-pip python3-venv unzip ca-certificates)
 
 say() { printf '== %s\n' "$*"; }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what is missing, fetches the example's model, builds and runs the tests.
-#   scripts/run_tests.sh [cpu|cuda|asan|tsan|all]     (default: all)
+#   scripts/run_tests.sh [cpu|cuda|asan|tsan|fuzz|all]     (default: all)
 # Debian 12 or Ubuntu 24.04, as root or with sudo. With CI=true warnings are errors. The stage cuda compiles the CUDA backend
 # where nvcc is found; its tests skip where there is no GPU.
 set -euo pipefail
@@ -10,9 +10,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 stage="${1:-all}"
 case "$stage" in
-cpu | cuda | asan | tsan) stages=("$stage") ;;
-all) stages=(cpu cuda asan tsan) ;;
-*) fail "unknown stage '$stage': expected cpu, cuda, asan, tsan or all" ;;
+cpu | cuda | asan | tsan | fuzz) stages=("$stage") ;;
+all) stages=(cpu cuda asan tsan fuzz) ;;
+*) fail "unknown stage '$stage': expected cpu, cuda, asan, tsan, fuzz or all" ;;
 esac
 
 # can_run_sanitizer <flag> <prefix command...>: whether a program under this sanitizer starts on this kernel.
@@ -48,7 +48,7 @@ find_nvcc() {
 
 run_stage() {
     local preset="$1" nvcc
-    local options=() targets=() prefix=() tests=()
+    local options=() targets=() prefix=() tests=() at_once="$jobs"
     [[ "${CI:-}" == true ]] && options+=(-DOASIS_WERROR=ON)
     case "$preset" in
     cpu-asan) sanitizer_prefix address || { skipped+=("$preset"); return; } ;;
@@ -60,6 +60,10 @@ run_stage() {
         targets=(--target cuda_all)
         tests=(--label-regex '^cuda$')
         ;;
+    fuzz)
+        need_packages "${OASIS_PACKAGES_FUZZ[@]}"
+        at_once=2 # a target takes a processor for a minute
+        ;;
     esac
     say "$preset: configure and build"
     cmake --preset "$preset" "${options[@]}"
@@ -67,7 +71,7 @@ run_stage() {
     say "$preset: test"
     # Accuracy on real models is measured by the release build; under a sanitizer it would take minutes and show nothing new.
     [[ "$preset" != cpu-* ]] || tests=(--exclude-regex '^(Acceptance|.*Reference)\.')
-    if ! "${prefix[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$jobs" "${tests[@]}"; then
+    if ! "${prefix[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$at_once" "${tests[@]}"; then
         failed+=("$preset")
     fi
 }
@@ -82,7 +86,7 @@ failed=()
 skipped=()
 for stage in "${stages[@]}"; do
     case "$stage" in
-    cpu | cuda) run_stage "$stage" ;;
+    cpu | cuda | fuzz) run_stage "$stage" ;;
     *) run_stage "cpu-$stage" ;;
     esac
 done

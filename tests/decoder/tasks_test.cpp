@@ -79,11 +79,11 @@ TEST_F(TaskFiles, BadLinesNameFileLineAndField)
         EXPECT_THAT(text, HasSubstr("bad.jsonl, line 2")) << bad;
         return text;
     };
-    EXPECT_THAT(why("{"), HasSubstr("no JSON"));
+    EXPECT_THAT(why("{"), HasSubstr("not valid JSON"));
     EXPECT_THAT(why("[1]"), HasSubstr("array"));
-    EXPECT_THAT(why(R"({"task":"x","length":1,"prompt":"p"})"), HasSubstr("'answer' is missing"));
-    EXPECT_THAT(why(R"({"task":"x","length":"long","prompt":"p","answer":"a"})"), HasSubstr("'length'"));
-    EXPECT_THAT(why(R"({"task":"x","length":1,"prompt":"","answer":"a"})"), HasSubstr("'prompt' is empty"));
+    EXPECT_THAT(why(R"({"task":"x","length":1,"prompt":"p"})"), HasSubstr("\"answer\" is missing"));
+    EXPECT_THAT(why(R"({"task":"x","length":"long","prompt":"p","answer":"a"})"), HasSubstr("\"length\" is \"long\""));
+    EXPECT_THAT(why(R"({"task":"x","length":1,"prompt":"","answer":"a"})"), HasSubstr("\"prompt\" is empty"));
     EXPECT_THAT(why("\n" + line("c")), HasSubstr("empty line"));
 }
 
@@ -92,8 +92,8 @@ TEST_F(TaskFiles, BadFiles)
     const auto why = [](const std::filesystem::path& path) {
         return error_of([&] { static_cast<void>(read_tasks(path)); });
     };
-    EXPECT_THAT(why(folder_ / "absent.jsonl"), HasSubstr("cannot be opened"));
-    EXPECT_THAT(why(folder_), HasSubstr("folder"));
+    EXPECT_THAT(why(folder_ / "absent.jsonl"), HasSubstr("cannot open"));
+    EXPECT_THAT(why(folder_), HasSubstr("Is a directory"));
     EXPECT_THAT(why(write("empty.jsonl", "")), HasSubstr("no tasks"));
     const std::string packed = pack(line("a") + "\n");
     EXPECT_THAT(why(write("cut.jsonl.xz", packed.substr(0, packed.size() - 9))), HasSubstr("broken xz"));
@@ -122,8 +122,9 @@ TEST_F(TaskFiles, ItemsPickLinesFromFilesBesideThem)
     EXPECT_THAT(why(R"([{"file":"t.jsonl.xz","line":3}])"), HasSubstr("line 3"));
     EXPECT_THAT(why(R"([{"file":"t.jsonl.xz","line":0}])"), HasSubstr("line 0"));
     EXPECT_THAT(why(R"([{"file":"t.jsonl.xz","line":1,"id":"b"}])"), HasSubstr("is 'a', not 'b'"));
-    EXPECT_THAT(why(R"([{"line":1}])"), HasSubstr("'file' is missing"));
-    EXPECT_THAT(why("{}"), HasSubstr("list"));
+    EXPECT_THAT(why(R"([{"line":1}])"), HasSubstr("\"file\" is missing"));
+    EXPECT_THAT(why("{}"), HasSubstr("not an array"));
+    EXPECT_THAT(why("[]"), HasSubstr("empty list"));
 }
 
 /// Roughly what a tokenizer of 4,096 entries makes of such text.

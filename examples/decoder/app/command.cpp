@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "app/command.hpp"
 
+#include "app/report.hpp"
 #include "app/tasks.hpp"
 #include "app/terminal.hpp"
 
@@ -11,8 +12,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <functional>
+#include <new>
+#include <stdexcept>
 
 namespace oasis_decode {
 namespace {
@@ -33,6 +35,9 @@ Examples
       questions about random records, answered with dense and with sparse attention
 
 MODEL is a GGUF file or a folder with config.json, tokenizer.json and safetensors.
+
+Exit codes: 0 done; 1 failed; 2 a wrong command line; 130 ended by Ctrl-C; 141 nobody reads standard output any more.
+Errors are one line on standard error.
 )";
 
 void add_settings(CLI::App& app, Settings& settings)
@@ -156,6 +161,7 @@ void check(const Command& command)
     const auto need = [](bool holds, const char* text) {
         if (!holds) { throw UsageError(text); }
     };
+    need(command.json.empty() || command.json != command.trace, "--json and --trace name the same file");
     if (command.verb == Verb::kRun) {
         need(!command.prompt.empty() || !command.file.empty(),
              "run needs a text: give --prompt TEXT or --file FILE (an empty prompt cannot be continued)");
@@ -224,9 +230,9 @@ Parsed parse_command(std::span<const std::string> arguments)
     } catch (const CLI::CallForVersion& e) {
         return {.exit_code = 0, .text = std::string(e.what()) + "\n"};
     } catch (const CLI::ParseError& e) {
-        return {.exit_code = 2, .text = first_line(e.what())};
+        return {.exit_code = exit_code::kUsage, .text = first_line(e.what())};
     } catch (const oasis::InvalidArgument& e) {
-        return {.exit_code = 2, .text = first_line(e.what())};
+        return {.exit_code = exit_code::kUsage, .text = first_line(e.what())};
     }
     return {.command = std::move(command)};
 }
@@ -236,34 +242,36 @@ int run_program(std::span<const std::string> arguments, const CacheMaker& maker)
     try {
         const Parsed parsed = parse_command(arguments);
         if (!parsed.command) {
-            if (parsed.exit_code == 0) {
+            if (parsed.exit_code == exit_code::kDone) {
                 put(parsed.text);
             } else {
-                fmt::print(stderr, "oasis-decode: {}\n", parsed.text);
+                complain(parsed.text);
             }
             return parsed.exit_code;
         }
+        check_outputs(*parsed.command);
         switch (parsed.command->verb) {
         case Verb::kInspect: inspect(*parsed.command, maker); break;
         case Verb::kRun: run(*parsed.command, maker); break;
         case Verb::kCompare: compare(*parsed.command, maker); break;
         case Verb::kEval: evaluate(*parsed.command, maker); break;
         }
-        return interrupted() ? 130 : 0;
+        return interrupted() ? exit_code::kInterrupted : exit_code::kDone;
     } catch (const BrokenPipe&) {
-        return 0;
+        return exit_code::kBrokenPipe;
     } catch (const Interrupted&) {
-        return 130;
+        return exit_code::kInterrupted;
     } catch (const UsageError& e) {
-        fmt::print(stderr, "oasis-decode: {}\n", first_line(e.what()));
-        return 2;
+        complain(e.what());
+        return exit_code::kUsage;
     } catch (const std::bad_alloc&) {
-        fmt::print(stderr, "oasis-decode: out of memory; --dry-run says what is needed\n");
-        return 1;
+        complain("out of memory; --dry-run says what is needed");
+    } catch (const std::length_error&) { // containers throw it where a size is beyond any memory
+        complain("out of memory; --dry-run says what is needed");
     } catch (const std::exception& e) {
-        fmt::print(stderr, "oasis-decode: {}\n", first_line(e.what()));
-        return 1;
+        complain(e.what());
     }
+    return exit_code::kFailed;
 }
 
 } // namespace oasis_decode

@@ -58,7 +58,16 @@ struct Parsed {
 /// Never throws on what a user typed: a usage error has exit code 2 and one line of text.
 Parsed parse_command(std::span<const std::string> arguments);
 
-/// The whole program: 0 fine, 1 failed at run time, 2 usage, 130 interrupted.
+/// What the program ends with; the last two are the shell's 128 + signal.
+namespace exit_code {
+inline constexpr int kDone = 0;
+inline constexpr int kFailed = 1;
+inline constexpr int kUsage = 2;
+inline constexpr int kInterrupted = 130;
+inline constexpr int kBrokenPipe = 141;
+} // namespace exit_code
+
+/// The whole program. Every failure is one line on standard error and an exit code.
 int run_program(std::span<const std::string> arguments, const CacheMaker& maker);
 
 void inspect(const Command& command, const CacheMaker& maker);

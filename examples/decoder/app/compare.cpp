@@ -4,6 +4,7 @@
 #include "app/setup.hpp"
 #include "app/stats.hpp"
 #include "app/table.hpp"
+#include "app/tasks.hpp"
 #include "app/terminal.hpp"
 
 #include <fmt/format.h>
@@ -19,7 +20,7 @@ constexpr std::int64_t kDefaultTokens = 7600;
 /// The text as ids, cut to its length.
 std::vector<oasis::TokenId> read_ids(const Command& command, const Tokenizer& tokenizer, std::int64_t context)
 {
-    std::vector<oasis::TokenId> ids = tokenizer.encode_prompt(read_input(command.file));
+    std::vector<oasis::TokenId> ids = tokenizer.encode_prompt(read_text(command.file));
     const auto found = static_cast<std::int64_t>(ids.size());
     if (command.tokens > found) {
         throw oasis::Error(

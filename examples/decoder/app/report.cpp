@@ -8,10 +8,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <thread>
+
+#include <unistd.h>
 
 #if __has_include("oasis_decode_commit.hpp")
 #include "oasis_decode_commit.hpp"
@@ -65,7 +68,34 @@ Report options_json(const Command& command)
     return out;
 }
 
+void check_output(const char* option, const std::filesystem::path& path, const Command& command)
+{
+    if (path.empty()) { return; }
+    std::error_code error;
+    for (const auto& input : {command.model, command.file, command.tasks, command.items}) {
+        if (!input.empty() && std::filesystem::equivalent(path, input, error)) {
+            throw UsageError(fmt::format("{} {}: this file is read, it would be lost", option, path.string()));
+        }
+    }
+    const auto kind = std::filesystem::status(path, error).type();
+    if (kind == std::filesystem::file_type::directory) {
+        throw oasis::Error(fmt::format("{} {}: is a folder, expected a file", option, path.string()));
+    }
+    const bool there = kind != std::filesystem::file_type::not_found && kind != std::filesystem::file_type::none;
+    const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+    if ((there && ::access(path.c_str(), W_OK) != 0) ||
+        ((!there || kind == std::filesystem::file_type::regular) && ::access(folder.c_str(), W_OK | X_OK) != 0)) {
+        throw oasis::Error(fmt::format("{} {}: cannot be written: {}", option, path.string(), std::strerror(errno)));
+    }
+}
+
 } // namespace
+
+void check_outputs(const Command& command)
+{
+    check_output("--json", command.json, command);
+    check_output("--trace", command.trace, command);
+}
 
 Report to_json(const Settings& settings)
 {
@@ -147,10 +177,11 @@ void write_report(const std::filesystem::path& path, const Report& report, std::
     // Text of a prompt may hold any bytes: what is no UTF-8 is replaced.
     out << report.dump(indent, ' ', false, Report::error_handler_t::replace) << "\n";
     out.close();
-    if (!out) {
-        throw oasis::Error(fmt::format("{} {}: cannot be written: {}", option, path.string(), std::strerror(errno)));
-    }
-    if (replace) { std::filesystem::rename(target, path); }
+    int reason = out ? 0 : errno;
+    if (reason == 0 && replace && std::rename(target.c_str(), path.c_str()) != 0) { reason = errno; }
+    if (reason == 0) { return; }
+    if (replace) { std::filesystem::remove(target, ignored); }
+    throw oasis::Error(fmt::format("{} {}: cannot be written: {}", option, path.string(), std::strerror(reason)));
 }
 
 std::string short_name(const Settings& settings)

@@ -23,6 +23,9 @@ Report to_json(const Settings& settings);
 /// Adds the measures of a stretch of decoding.
 void add_usage(Report& to, const Usage& usage);
 
+/// Throws, before any work is done, when --json or --trace could not be written or would replace what is read.
+void check_outputs(const Command& command);
+
 /// Replaces the file as a whole, so that a reader never sees half of it; devices, pipes and links are written to as they
 /// are. An empty path: nothing. `option` is what the user gave the path to; `indent` as of JSON libraries, -1: one line.
 void write_report(const std::filesystem::path& path, const Report& report, std::string_view option = "--json",

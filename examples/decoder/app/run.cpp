@@ -6,6 +6,7 @@
 #include "app/setup.hpp"
 #include "app/stats.hpp"
 #include "app/table.hpp"
+#include "app/tasks.hpp"
 #include "app/terminal.hpp"
 #include "model/chat.hpp"
 
@@ -26,7 +27,7 @@ std::vector<oasis::TokenId> prompt_ids(const Command& command, const Tokenizer& 
 {
     std::string text;
     if (!command.file.empty()) {
-        text = read_input(command.file);
+        text = read_text(command.file);
         if (command.tokens > 0) {
             std::vector<oasis::TokenId> ids = tokenizer.encode(text);
             ids.resize(std::min(ids.size(), static_cast<std::size_t>(command.tokens)));

@@ -10,6 +10,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 namespace oasis_decode {
@@ -220,9 +222,22 @@ void Session::prefill(std::span<const oasis::TokenId> ids, KvStore* capture,
 std::span<const float> Session::last_logits()
 {
     expects(rows_.size() == 1, "Session::last_logits: no prefill before it");
-    logits_.resize(engine_.vocabulary());
-    engine_.llama.logits(rows_, logits_);
+    compute_logits();
     return logits_;
+}
+
+void Session::compute_logits()
+{
+    logits_.resize(rows_.size() * engine_.vocabulary());
+    engine_.llama.logits(rows_, logits_);
+    // Without this the first token would be chosen again and again, and look like an answer.
+    unsigned wrong = 0;
+    for (const float x : logits_) { wrong |= static_cast<unsigned>(!(std::abs(x) <= std::numeric_limits<float>::max())); }
+    if (wrong != 0) {
+        throw oasis::Error(fmt::format("the logits at token {} are not finite: the model's weights, or K and V in {}, are "
+                                       "beyond the range of their types",
+                                       positions_.empty() ? 0 : positions_.back(), oasis::name(config().dtype)));
+    }
 }
 
 void Session::ingest(const KvStore& store)
@@ -260,8 +275,7 @@ std::int32_t Session::verify(const StepTokens& tokens, const Judge& judge)
                           });
     rows_.resize(tokens.verify.size());
     std::iota(rows_.begin(), rows_.end(), 0);
-    logits_.resize(tokens.verify.size() * engine_.vocabulary());
-    engine_.llama.logits(rows_, logits_);
+    compute_logits();
     const std::int32_t stood = judge(logits_);
     expects(stood >= 1 && stood <= verified, "Session::verify: ", stood, " of ", verified, " rows stand");
     commit(std::move(step), stood);

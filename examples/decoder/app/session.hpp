@@ -140,6 +140,7 @@ private:
     void attend(oasis::Step& step, int layer, const float* q, const float* k, const float* v, float* out);
     void commit(oasis::Step&& step, std::int32_t rows);
     void settle();
+    void compute_logits();
     void show(std::span<const oasis::TokenId> tokens, std::span<const float> residuals);
     template <class Element>
     void attend_as(oasis::Step& step, int layer, const float* q, const float* k, const float* v, float* out);

@@ -396,8 +396,13 @@ Sweep parse_sweep(std::string_view text)
 
 std::vector<Settings> expand(const Settings& base, std::span<const Sweep> sweeps)
 {
+    constexpr std::size_t most = 1000;
     std::vector<Settings> out{base};
     for (const Sweep& sweep : sweeps) {
+        if (out.size() * sweep.values.size() > most) {
+            throw UsageError(fmt::format("--sweep {}: the sweeps multiply to {} configurations, more than {}", sweep.name,
+                                         out.size() * sweep.values.size(), most));
+        }
         std::vector<Settings> next;
         for (const Settings& settings : out) {
             for (const std::string& value : sweep.values) {

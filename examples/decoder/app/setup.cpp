@@ -3,17 +3,13 @@
 
 #include "app/report.hpp"
 #include "app/table.hpp"
-#include "app/tasks.hpp"
 #include "app/terminal.hpp"
 #include "model/safetensors.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <functional>
-#include <iostream>
-#include <iterator>
 #include <map>
 #include <utility>
 
@@ -54,9 +50,9 @@ std::size_t drafting_bytes(const Settings& settings, const std::filesystem::path
 {
     const std::filesystem::path path = head_path(settings, model);
     if (path.empty()) { return 0; }
-    if (!std::filesystem::exists(path)) { throw oasis::Error(fmt::format("no draft head at {}", path.string())); }
+    const MappedFile head(path);
     const auto row = std::int64_t{config.kv_heads} * config.head_dim * 2 * std::int64_t{sizeof(float)};
-    return static_cast<std::size_t>(std::filesystem::file_size(path)) + static_cast<std::size_t>(2 * row * context);
+    return static_cast<std::size_t>(head.size()) + static_cast<std::size_t>(2 * row * context);
 }
 
 } // namespace
@@ -64,10 +60,7 @@ std::size_t drafting_bytes(const Settings& settings, const std::filesystem::path
 ModelHead read_head(const std::filesystem::path& path)
 {
     constexpr std::uint64_t most_bytes = 100'000'000;
-    if (!std::filesystem::exists(path)) {
-        throw oasis::Error(fmt::format("{}: no such file or folder", path.string()));
-    }
-    if (std::filesystem::is_directory(path)) {
+    if (is_folder(path)) {
         const auto config_path = path / "config.json";
         const auto tokenizer_path = path / "tokenizer.json";
         Weights weights = weights_of(SafetensorsFolder(path));
@@ -101,11 +94,8 @@ std::string model_text(const ModelHead& head)
 
 std::unique_ptr<Engine> open_engine(const Command& command, const CacheMaker& maker)
 {
-    if (!std::filesystem::exists(command.model)) {
-        throw oasis::Error(fmt::format("{}: no such file or folder", command.model.string()));
-    }
     auto model = load_model(command.model);
-    for (const auto& warning : model->warnings) { fmt::print(stderr, "oasis-decode: warning: {}\n", warning); }
+    for (const auto& warning : model->warnings) { complain("warning: " + warning); }
     auto engine = std::make_unique<Engine>(std::move(model), static_cast<std::size_t>(command.threads), maker);
     // A head that is not there should be said before the prompt, not after it.
     for (const Settings& settings : expand(command.settings, command.sweeps)) {
@@ -168,13 +158,6 @@ void print_memory_plan(const Command& command, const CacheMaker& maker, const Mo
         put(fmt::format("; {} are available: it {}.\n", bytes(static_cast<double>(available)),
                         total <= available ? "fits" : "does not fit"));
     }
-}
-
-std::string read_input(const std::filesystem::path& path)
-{
-    if (path != "-") { return read_text(path); }
-    std::string out{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
-    return out;
 }
 
 } // namespace oasis_decode

@@ -35,7 +35,4 @@ SparseCache sparse_cache(const Command& command, const Settings& settings, const
 void print_memory_plan(const Command& command, const CacheMaker& maker, const ModelHead& head, std::int64_t context,
                        bool dense);
 
-/// The bytes of a text file, or of standard input for "-".
-std::string read_input(const std::filesystem::path& path);
-
 } // namespace oasis_decode

@@ -21,13 +21,20 @@ struct Task {
     std::string answer;
 };
 
-/// Reads `.jsonl` or `.jsonl.xz`. Errors name the file, the line (counted from 1) and the field.
+/// Tasks, one a line. Errors name `name`, the line (counted from 1) and the field.
+std::vector<Task> parse_tasks(std::string_view text, const std::string& name);
+
+/// The same of a file, `.jsonl` or `.jsonl.xz`.
 std::vector<Task> read_tasks(const std::filesystem::path& path);
 
-/// Reads a JSON list of {file, line}: files relative to the list's folder, lines counted from 1. An `id` given must agree.
+/// A JSON list of {file, line}: files relative to the folder of `path`, lines counted from 1. An `id` given must agree.
+std::vector<Task> parse_items(std::string_view text, const std::filesystem::path& path);
 std::vector<Task> read_items(const std::filesystem::path& path);
 
-/// Whole file, `.xz` decompressed. At most `limit` bytes after decompression.
+/// The bytes of an .xz file's text; at most `limit` of them.
+std::string unpack_xz(std::string_view packed, const std::string& name, std::size_t limit);
+
+/// A whole file, `.xz` decompressed, or standard input for "-". At most `limit` bytes after decompression.
 std::string read_text(const std::filesystem::path& path, std::size_t limit = std::size_t{1} << 31);
 
 /// Tokens of a text, so that prompts reach their length.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "terminal.hpp"
+#include "app/terminal.hpp"
 
-#include <oasis/core/error.hpp>
+#include "model/mapped_file.hpp"
 
 #include <fmt/format.h>
 
@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include <fcntl.h>
 #include <unistd.h>
 
 namespace oasis_decode {
@@ -20,6 +21,25 @@ namespace {
 volatile std::sig_atomic_t interrupt_seen = 0;
 
 extern "C" void on_interrupt(int) { interrupt_seen = 1; }
+
+void write_to_stderr(std::string_view text) noexcept
+{
+    static_cast<void>(!::write(STDERR_FILENO, text.data(), text.size()));
+}
+
+// Calls nothing that is not safe in a signal handler.
+extern "C" void on_bus_error(int signal, siginfo_t* info, void*)
+{
+    const char* const file = mapped_file_at(info->si_addr);
+    if (!file) {
+        std::signal(signal, SIG_DFL); // the access is tried again and ends the process as it would have
+        return;
+    }
+    write_to_stderr("oasis-decode: ");
+    write_to_stderr(file);
+    write_to_stderr(": shrank while it was read, or cannot be read any more\n");
+    _exit(1);
+}
 
 } // namespace
 
@@ -31,13 +51,41 @@ void put(std::string_view text)
     throw oasis::Error(fmt::format("cannot write to standard output: {}", std::strerror(reason)));
 }
 
+void complain(std::string_view text) noexcept
+{
+    try {
+        std::string line = "oasis-decode: ";
+        for (const char c : text.substr(0, text.find('\n'))) {
+            line += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? '?' : c;
+        }
+        write_to_stderr(line + "\n");
+    } catch (const std::bad_alloc&) {
+        write_to_stderr("oasis-decode: out of memory\n");
+    }
+}
+
+void hold_standard_streams() noexcept
+{
+    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+        if (::fcntl(stream, F_GETFD) == -1 && errno == EBADF) {
+            // The lowest free number is this one, as those below it are in use by now.
+            static_cast<void>(!::open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY));
+        }
+    }
+}
+
 void install_signal_handlers()
 {
     std::signal(SIGPIPE, SIG_IGN);
+    std::signal(SIGXFSZ, SIG_IGN); // a limit on file sizes is an error of the write
     struct sigaction action {};
     action.sa_handler = on_interrupt;
     action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
     sigaction(SIGINT, &action, nullptr);
+    struct sigaction bus {};
+    bus.sa_sigaction = on_bus_error;
+    bus.sa_flags = SA_SIGINFO;
+    sigaction(SIGBUS, &bus, nullptr);
 }
 
 bool interrupted() noexcept { return interrupt_seen != 0; }
@@ -72,10 +120,8 @@ void Progress::note(std::string text)
 void Progress::clear() noexcept
 {
     if (!drawn_) { return; }
-    std::fputs(colour_ ? "\r\033[K"
-                       : "\r                                                                               \r",
-               stderr);
-    std::fflush(stderr);
+    write_to_stderr(colour_ ? "\r\033[K"
+                            : "\r                                                                               \r");
     drawn_ = false;
 }
 
@@ -93,8 +139,7 @@ void Progress::draw()
     if (!note_.empty()) { line += "  " + note_; }
     line.resize(std::min<std::size_t>(line.size(), 78));
     clear();
-    fmt::print(stderr, "\r{}{}{}", colour_ ? "\033[2m" : "", line, colour_ ? "\033[0m" : "");
-    std::fflush(stderr);
+    write_to_stderr(fmt::format("\r{}{}{}", colour_ ? "\033[2m" : "", line, colour_ ? "\033[0m" : ""));
     drawn_ = true;
 }
 

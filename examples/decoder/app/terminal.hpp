@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the program says to the outside: standard output, progress on standard error, Ctrl-C.
+// What the program says to the outside: standard output, errors and progress on standard error, signals.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,16 @@ public:
 /// Writes to standard output and flushes. Throws `BrokenPipe`, or `oasis::Error` with the system's reason.
 void put(std::string_view text);
 
-/// From now on Ctrl-C asks for an end (a second one ends at once), and a closed pipe is an error of `put`.
+/// Writes "oasis-decode: TEXT" as one line to standard error: control characters become '?', only the first line of the
+/// text is shown. A standard error that cannot be written changes nothing.
+void complain(std::string_view text) noexcept;
+
+/// Standard streams that are closed are opened in a way in which using them fails: else the next file that is opened
+/// would take their number, and what is printed would be written into it.
+void hold_standard_streams() noexcept;
+
+/// From now on Ctrl-C asks for an end (a second one ends at once), a closed pipe is an error of `put`, and a mapped file
+/// that shrinks while it is read ends the program with a sentence and exit code 1.
 void install_signal_handlers();
 /// Whether Ctrl-C was pressed.
 bool interrupted() noexcept;

@@ -63,9 +63,18 @@ const TensorView& WeightReader::require(const std::string& name, std::initialize
     return *tensor;
 }
 
+void WeightReader::refuse_not_finite(const TensorView& tensor) const
+{
+    if (const auto at = first_not_finite(tensor)) {
+        fail(source_.label(), ": tensor ", tensor.name, " of shape ", tensor.shape_text(), ": element ", *at,
+             " is NaN or infinite");
+    }
+}
+
 Buffer WeightReader::read(const std::string& name, std::initializer_list<std::int64_t> shape)
 {
     const TensorView& tensor = require(name, shape);
+    refuse_not_finite(tensor);
     Buffer buffer(static_cast<std::size_t>(tensor.elements()));
     dequantise(tensor, buffer.span());
     return buffer;
@@ -102,6 +111,7 @@ Matrix WeightReader::matrix(std::initializer_list<Part> parts, std::int64_t in)
     std::int64_t base = 0;
     for (const Part& part : parts) {
         const TensorView& tensor = require(part.name, {part.out, in});
+        refuse_not_finite(tensor);
         const std::size_t row_bytes = tensor.bytes.size() / static_cast<std::size_t>(part.out);
         for (std::int64_t r = 0; r < part.out; ++r) {
             matrix.set_row(base + part.target(r), tensor.type,

@@ -48,7 +48,8 @@ struct BlockNames {
 BlockNames hf_block_names(const std::string& prefix); ///< "model.layers.3."
 BlockNames gguf_block_names(int layer, bool adjacent_pairs);
 
-/// Finds tensors of a given shape, converts them, and remembers which were used.
+/// Finds tensors of a given shape, converts them, and remembers which were used. A NaN or an infinity is an error that
+/// names the tensor.
 class WeightReader {
 public:
     explicit WeightReader(const TensorSource& source) : source_(source) {}
@@ -79,6 +80,8 @@ public:
     Matrix matrix(std::initializer_list<Part> parts, std::int64_t in);
 
 private:
+    void refuse_not_finite(const TensorView& tensor) const;
+
     const TensorSource& source_;
     std::set<std::string> used_;
 };

@@ -69,13 +69,6 @@ template <class T> T load(const MappedFile& file, std::uint64_t offset, std::str
     return value;
 }
 
-std::string printable(std::string_view text)
-{
-    std::string out;
-    for (const char c : text.substr(0, 80)) { out += (c >= 0x20 && c < 0x7F) ? c : '?'; }
-    return out;
-}
-
 } // namespace
 
 class GgufFile::Cursor {
@@ -143,7 +136,7 @@ GgufFile::GgufFile(std::filesystem::path path) : file_(std::move(path))
     data_begin_ = (cursor.at() + step - 1) / step * step;
     for (const auto& [name, offset] : offsets_) {
         if (offset % step != 0) {
-            fail(where, ": tensor ", name, " at offset ", offset, " is not aligned to ", step, " bytes");
+            fail(where, ": tensor ", legible(name), " at offset ", offset, " is not aligned to ", step, " bytes");
         }
     }
     place_tensors();
@@ -154,13 +147,13 @@ void GgufFile::read_metadata(Cursor& cursor, std::uint64_t count)
     for (std::uint64_t i = 0; i < count; ++i) {
         const std::string key(cursor.take_string("name of metadata key " + std::to_string(i)));
         const Value read = read_value(cursor, key);
-        if (!values_.emplace(key, read).second) { fail(label(), ": duplicate metadata key ", printable(key)); }
+        if (!values_.emplace(key, read).second) { fail(label(), ": duplicate metadata key ", legible(key)); }
     }
 }
 
 GgufFile::Value GgufFile::read_value(Cursor& cursor, const std::string& key) const
 {
-    const std::string what = "value of key " + printable(key);
+    const std::string what = "value of key " + legible(key);
     Value value;
     value.type = static_cast<GgufType>(cursor.take<std::uint32_t>(what));
     const bool array = value.type == GgufType::kArray;
@@ -169,7 +162,7 @@ GgufFile::Value GgufFile::read_value(Cursor& cursor, const std::string& key) con
     value.begin = cursor.at();
     if (value.element == GgufType::kString) {
         if (value.count > cursor.left() / 8) {
-            fail(label(), ": key ", printable(key), " claims ", value.count, " strings in ", cursor.left(),
+            fail(label(), ": key ", legible(key), " claims ", value.count, " strings in ", cursor.left(),
                  " bytes left of the file");
         }
         for (std::uint64_t i = 0; i < value.count; ++i) { cursor.take_string(what); }
@@ -177,12 +170,12 @@ GgufFile::Value GgufFile::read_value(Cursor& cursor, const std::string& key) con
     }
     const std::uint64_t each = payload_bytes(value.element);
     if (each == 0) {
-        fail(label(), ": key ", printable(key), " has ", array ? "elements" : "a value", " of unknown type ",
+        fail(label(), ": key ", legible(key), " has ", array ? "elements" : "a value", " of unknown type ",
              static_cast<std::uint32_t>(value.element),
              value.element == GgufType::kArray ? " (an array in an array)" : "");
     }
     if (value.count > cursor.left() / each) {
-        fail(label(), ": key ", printable(key), " claims ", value.count, " elements of ", each, " bytes in ",
+        fail(label(), ": key ", legible(key), " claims ", value.count, " elements of ", each, " bytes in ",
              cursor.left(), " bytes left of the file (", file_.size(), " bytes)");
     }
     cursor.skip(value.count * each, what);
@@ -194,7 +187,7 @@ void GgufFile::read_tensors(Cursor& cursor, std::uint64_t count)
     for (std::uint64_t i = 0; i < count; ++i) {
         TensorView tensor;
         tensor.name = std::string(cursor.take_string("name of tensor " + std::to_string(i)));
-        const std::string shown = printable(tensor.name);
+        const std::string shown = legible(tensor.name);
         const std::string what = "description of tensor " + shown;
         const auto dimensions = cursor.take<std::uint32_t>(what);
         if (dimensions > kMostDimensions) {
@@ -234,13 +227,13 @@ void GgufFile::place_tensors()
         const BlockLayout layout = layout_of(tensor.type);
         const std::uint64_t row = tensor.shape.empty() ? 1 : static_cast<std::uint64_t>(tensor.shape.back());
         if (!count || *count / layout.elements > UINT64_MAX / layout.bytes || row % layout.elements != 0) {
-            fail(label(), ": tensor ", printable(name), " of type ", oasis_decode::name(tensor.type),
+            fail(label(), ": tensor ", legible(name), " of type ", oasis_decode::name(tensor.type),
                  " cannot have shape ", tensor.shape_text());
         }
         const std::uint64_t bytes = *count / layout.elements * layout.bytes;
         if (data_begin_ > file_.size() || offset > file_.size() - data_begin_ ||
             bytes > file_.size() - data_begin_ - offset) {
-            fail(label(), ": tensor ", printable(name), " at offset ", offset, " of ", bytes,
+            fail(label(), ": tensor ", legible(name), " at offset ", offset, " of ", bytes,
                  " bytes is past the end of the file (", file_.size(), " bytes, tensor data from ", data_begin_, ")");
         }
         tensor.bytes = file_.view(data_begin_ + offset, bytes, name);
@@ -249,8 +242,8 @@ void GgufFile::place_tensors()
     std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
     for (std::size_t i = 1; i < ranges.size(); ++i) {
         if (ranges[i].begin < ranges[i - 1].end) {
-            fail(label(), ": tensor ", printable(*ranges[i].name), " at offset ", ranges[i].begin, " overlaps tensor ",
-                 printable(*ranges[i - 1].name), " (", ranges[i - 1].begin, " to ", ranges[i - 1].end, ")");
+            fail(label(), ": tensor ", legible(*ranges[i].name), " at offset ", ranges[i].begin, " overlaps tensor ",
+                 legible(*ranges[i - 1].name), " (", ranges[i - 1].begin, " to ", ranges[i - 1].end, ")");
         }
     }
 }

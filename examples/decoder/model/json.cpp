@@ -14,11 +14,12 @@ std::string shown(const Json& value)
     return text;
 }
 
-Json parse_json(std::string_view text, const std::string& what)
+Json parse_json(std::string_view text, const std::string& what, Json::value_t top)
 {
     // One set of keys for each open object; arrays open none.
     std::vector<std::unordered_set<std::string>> open;
-    const auto watch = [&](int, Json::parse_event_t event, Json& parsed) {
+    const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+        if (depth > kMostJsonDepth) { fail(what, ": JSON nested deeper than ", kMostJsonDepth, " levels"); }
         if (event == Json::parse_event_t::object_start) {
             open.emplace_back();
         } else if (event == Json::parse_event_t::object_end) {
@@ -32,9 +33,11 @@ Json parse_json(std::string_view text, const std::string& what)
     try {
         parsed = Json::parse(text.begin(), text.end(), watch);
     } catch (const nlohmann::json::exception& error) {
-        fail(what, ": not valid JSON: ", error.what());
+        fail(what, ": not valid JSON: ", legible(error.what(), 160)); // it may quote megabytes
     }
-    if (!parsed.is_object()) { fail(what, ": the JSON is a ", parsed.type_name(), ", not an object"); }
+    if (parsed.type() != top) {
+        fail(what, ": the JSON is not an ", Json(top).type_name(), " but of type ", parsed.type_name());
+    }
     return parsed;
 }
 
@@ -88,7 +91,13 @@ bool flag_member(const Json& object, std::string_view key, bool absent, const st
 std::string string_member(const Json& object, std::string_view key, std::string_view absent, const std::string& what)
 {
     const Json* value = member(object, key);
-    if (!value) { return std::string(absent); }
+    return value ? string_member(object, key, what) : std::string(absent);
+}
+
+std::string string_member(const Json& object, std::string_view key, const std::string& what)
+{
+    const Json* value = member(object, key);
+    if (!value) { fail(what, ": \"", key, "\" is missing"); }
     if (!value->is_string()) { fail(what, ": \"", key, "\" is ", shown(*value), ", not a string"); }
     return value->get<std::string>();
 }

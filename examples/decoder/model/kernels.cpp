@@ -171,13 +171,12 @@ constexpr std::int64_t kTileDepth = 384;
 // Transposes 16 x 16 values in place: four rounds, each interleaves the first half of the vectors with the second.
 OASIS_DECODE_INLINE void transpose(Lanes* rows)
 {
-    constexpr Integers kLow = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-    constexpr Integers kHigh = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     for (int round = 0; round < 4; ++round) {
         Lanes next[kLanes];
         for (std::int64_t i = 0; i < kLanes / 2; ++i) {
-            next[2 * i] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], kLow);
-            next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], kHigh);
+            const Lanes a = rows[i], b = rows[i + kLanes / 2];
+            next[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            next[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
         }
         for (std::int64_t i = 0; i < kLanes; ++i) { rows[i] = next[i]; }
     }

@@ -113,9 +113,7 @@ std::shared_ptr<const LoadedModel> load_folder(const std::filesystem::path& fold
 
 std::shared_ptr<const LoadedModel> load_model(const std::filesystem::path& path)
 {
-    if (std::filesystem::is_directory(path)) { return load_folder(path); }
-    if (!std::filesystem::exists(path)) { fail("no model at ", path.string()); }
-    return load_gguf(path);
+    return is_folder(path) ? load_folder(path) : load_gguf(path);
 }
 
 } // namespace oasis_decode

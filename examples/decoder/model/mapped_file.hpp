@@ -6,23 +6,17 @@
 
 #include <oasis/core/error.hpp>
 
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <fcntl.h>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-#include <utility>
 
 namespace oasis_decode {
 
-/// A model file that is damaged or not understood. The text names the file and the tensor or key.
+/// A file that is damaged or not understood. The text names the file and the tensor, key or line.
 class ModelError : public oasis::Error {
 public:
     using oasis::Error::Error;
@@ -34,73 +28,59 @@ template <class... Parts> [[noreturn]] void fail(const Parts&... parts)
     throw ModelError(oasis::detail::text(parts...));
 }
 
+/// Text of a file for an error: at most `most` characters, printable ASCII.
+std::string legible(std::string_view text, std::size_t most = 80);
+
+/// Whether there is a folder; a path that cannot be looked at is none, and opening it says why.
+bool is_folder(const std::filesystem::path& path) noexcept;
+
+/// The size is that of the moment of opening. When the file shrinks later, or its disk fails, an access raises SIGBUS:
+/// `mapped_file_at` then says which file it was.
 class MappedFile {
 public:
-    /// Maps `path`; throws `ModelError` with the system's reason.
-    explicit MappedFile(std::filesystem::path path) : path_(std::move(path))
-    {
-        const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-        if (fd < 0) { fail("cannot open ", path_.string(), ": ", std::strerror(errno)); }
-        struct stat status = {};
-        std::string problem;
-        if (::fstat(fd, &status) != 0) {
-            problem = std::strerror(errno);
-        } else if (!S_ISREG(status.st_mode)) {
-            problem = "not a regular file";
-        } else if (status.st_size > 0) {
-            size_ = static_cast<std::uint64_t>(status.st_size);
-            void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
-            if (address == MAP_FAILED) {
-                problem = std::strerror(errno);
-            } else {
-                data_ = static_cast<const std::byte*>(address);
-            }
-        }
-        ::close(fd);
-        if (!problem.empty()) { fail("cannot map ", path_.string(), ": ", problem); }
-    }
-    MappedFile(MappedFile&& other) noexcept
-        : path_(std::move(other.path_)),
-          data_(std::exchange(other.data_, nullptr)),
-          size_(std::exchange(other.size_, 0))
-    {
-    }
-    MappedFile& operator=(MappedFile&& other) noexcept
-    {
-        std::swap(path_, other.path_);
-        std::swap(data_, other.data_);
-        std::swap(size_, other.size_);
-        return *this;
-    }
-    ~MappedFile()
-    {
-        if (data_) { ::munmap(const_cast<std::byte*>(data_), size_); }
-    }
+    /// Maps a regular file; throws `ModelError` with the system's reason.
+    explicit MappedFile(std::filesystem::path path);
 
-    const std::filesystem::path& path() const noexcept { return path_; }
-    std::uint64_t size() const noexcept { return size_; }
-    std::span<const std::byte> bytes() const noexcept { return {data_, static_cast<std::size_t>(size_)}; }
+    const std::filesystem::path& path() const noexcept { return mapping_->path; }
+    std::uint64_t size() const noexcept { return mapping_->size; }
+    std::span<const std::byte> bytes() const noexcept
+    {
+        return {mapping_->data, static_cast<std::size_t>(mapping_->size)};
+    }
 
     /// Whether [offset, offset + length) lies in the file; never wraps.
     bool contains(std::uint64_t offset, std::uint64_t length) const noexcept
     {
-        return offset <= size_ && length <= size_ - offset;
+        return offset <= size() && length <= size() - offset;
     }
 
     /// The window [offset, offset + length); throws `ModelError` naming `what`, offset, length and file size.
     std::span<const std::byte> view(std::uint64_t offset, std::uint64_t length, std::string_view what) const
     {
-        if (!contains(offset, length)) {
-            fail(path_.string(), ": ", what, " at offset ", offset, " of ", length,
-                 " bytes is past the end of the file (", size_, " bytes)");
-        }
+        if (!contains(offset, length)) { refuse(offset, length, what); }
         return bytes().subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(length));
     }
 
 private:
-    std::filesystem::path path_;
-    const std::byte* data_ = nullptr;
-    std::uint64_t size_ = 0;
+    friend const char* mapped_file_at(const void* address) noexcept;
+    /// Stays where it is while the `MappedFile` moves, so that a signal handler can look at it.
+    struct Mapping {
+        explicit Mapping(std::filesystem::path file);
+        Mapping(const Mapping&) = delete;
+        Mapping& operator=(const Mapping&) = delete;
+        ~Mapping();
+
+        std::filesystem::path path;
+        const std::byte* data = nullptr;
+        std::uint64_t size = 0;
+        std::size_t slot = 0;
+    };
+    [[noreturn]] void refuse(std::uint64_t offset, std::uint64_t length, std::string_view what) const;
+
+    std::unique_ptr<const Mapping> mapping_;
 };
+
+/// The path of the mapped file that `address` lies in, or null. For signal handlers: takes no lock and no memory.
+const char* mapped_file_at(const void* address) noexcept;
 
 } // namespace oasis_decode

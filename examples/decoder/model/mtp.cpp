@@ -12,7 +12,6 @@ using oasis::detail::expects;
 
 std::shared_ptr<const MtpWeights> load_mtp(const std::filesystem::path& path, const ModelConfig& config)
 {
-    if (!std::filesystem::exists(path)) { fail("no draft head at ", path.string()); }
     const SafetensorsFile file(path);
     WeightReader reader(file);
     const std::int64_t hidden = config.hidden;
@@ -32,7 +31,7 @@ std::shared_ptr<const MtpWeights> load_mtp(const std::filesystem::path& path, co
 
 std::filesystem::path mtp_beside(const std::filesystem::path& model)
 {
-    return (std::filesystem::is_directory(model) ? model : model.parent_path()) / "mtp.safetensors";
+    return (is_folder(model) ? model : model.parent_path()) / "mtp.safetensors";
 }
 
 MtpHead::MtpHead(std::shared_ptr<const LoadedModel> model, std::shared_ptr<const MtpWeights> weights,

@@ -34,8 +34,9 @@ struct Pretokenizer::Stage {
     {
         int code = 0;
         PCRE2_SIZE at = 0;
+        // \C would split a character, and the next stage would be handed half of one.
         compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
-                                 PCRE2_UTF | PCRE2_UCP, &code, &at, nullptr);
+                                 PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &at, nullptr);
         if (!compiled) {
             fail("pre-tokenizer expression ", expression, " is not valid at ", at, ": ", pcre2_text(code));
         }

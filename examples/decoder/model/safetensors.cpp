@@ -20,13 +20,6 @@ struct Entry {
     std::set<std::string, std::less<>> fields;
 };
 
-std::string printable(std::string_view text)
-{
-    std::string out;
-    for (const char c : text.substr(0, 80)) { out += (c >= 0x20 && c < 0x7F) ? c : '?'; }
-    return out;
-}
-
 /// Takes the events of the JSON reader and keeps the tensors' entries; anything of another form is an error.
 class HeaderReader : public nlohmann::json_sax<Json> {
 public:
@@ -51,7 +44,7 @@ public:
     bool string(string_t& value) override
     {
         if (depth_ == 2 && in_metadata_) { return true; }
-        if (depth_ != 2 || list_ || field_ != "dtype") { return unexpected("\"" + printable(value) + "\""); }
+        if (depth_ != 2 || list_ || field_ != "dtype") { return unexpected("\"" + legible(value) + "\""); }
         entry_.dtype = value;
         return true;
     }
@@ -86,12 +79,12 @@ public:
             return true;
         }
         if (in_metadata_) {
-            if (!metadata_keys_.insert(key).second) { fail(where(), "duplicate key ", printable(key)); }
+            if (!metadata_keys_.insert(key).second) { fail(where(), "duplicate key ", legible(key)); }
             return true;
         }
         field_ = key;
         if (key != "dtype" && key != "shape" && key != "data_offsets") {
-            fail(where(), "unknown key ", printable(key));
+            fail(where(), "unknown key ", legible(key));
         }
         if (!entry_.fields.insert(key).second) { fail(where(), "duplicate key ", key); }
         return true;
@@ -112,13 +105,13 @@ public:
 
     bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception& error) override
     {
-        fail(file_, ": header is not valid JSON at byte ", position, ": ", printable(error.what()));
+        fail(file_, ": header is not valid JSON at byte ", position, ": ", legible(error.what()));
     }
 
 private:
     std::string where() const
     {
-        return file_ + (depth_ == 0 ? ": header: " : ": tensor " + printable(entry_.name) + ": ");
+        return file_ + (depth_ == 0 ? ": header: " : ": tensor " + legible(entry_.name) + ": ");
     }
     bool unexpected(const std::string& what) const
     {
@@ -142,14 +135,14 @@ StorageType storage_type(const Entry& entry, const std::string& file)
     if (entry.dtype == "F32") { return StorageType::kF32; }
     if (entry.dtype == "F16") { return StorageType::kF16; }
     if (entry.dtype == "BF16") { return StorageType::kBF16; }
-    fail(file, ": tensor ", printable(entry.name), " is of type ", printable(entry.dtype),
+    fail(file, ": tensor ", legible(entry.name), " is of type ", legible(entry.dtype),
          "; F32, F16 and BF16 are read");
 }
 
 TensorView place(const Entry& entry, const MappedFile& file, std::uint64_t data_begin)
 {
     const std::string label = file.path().string();
-    const std::string shown = printable(entry.name);
+    const std::string shown = legible(entry.name);
     TensorView tensor;
     tensor.name = entry.name;
     tensor.type = storage_type(entry, label);
@@ -190,7 +183,7 @@ void refuse_overlap(const std::map<std::string, TensorView, std::less<>>& tensor
               [](const TensorView* a, const TensorView* b) { return a->bytes.data() < b->bytes.data(); });
     for (std::size_t i = 1; i < order.size(); ++i) {
         if (order[i]->bytes.data() < order[i - 1]->bytes.data() + order[i - 1]->bytes.size()) {
-            fail(label, ": tensor ", printable(order[i]->name), " overlaps tensor ", printable(order[i - 1]->name));
+            fail(label, ": tensor ", legible(order[i]->name), " overlaps tensor ", legible(order[i - 1]->name));
         }
     }
 }
@@ -232,7 +225,8 @@ std::vector<std::string> SafetensorsFile::names() const
 SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder) : folder_(folder)
 {
     const auto index_path = folder / "model.safetensors.index.json";
-    if (!std::filesystem::exists(index_path)) {
+    std::error_code unknown; // of a path that cannot be looked at: opening the model says why
+    if (!std::filesystem::exists(index_path, unknown)) {
         files_.push_back(std::make_unique<SafetensorsFile>(folder / "model.safetensors"));
         return;
     }
@@ -243,7 +237,7 @@ SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder) : fold
     for (const auto& [name, value] : map->items()) {
         const std::string shard = value.is_string() ? value.get<std::string>() : "";
         if (shard.empty() || std::filesystem::path(shard).filename() != shard || shard == "..") {
-            fail(index_path.string(), ": tensor ", printable(name), " names the shard ", shown(value),
+            fail(index_path.string(), ": tensor ", legible(name), " names the shard ", shown(value),
                  ", not a file of this folder");
         }
         auto& file = shards[shard];
@@ -251,12 +245,12 @@ SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder) : fold
             files_.push_back(std::make_unique<SafetensorsFile>(folder / shard));
             file = files_.back().get();
         }
-        if (!file->find(name)) { fail(index_path.string(), ": tensor ", printable(name), " is not in ", shard); }
+        if (!file->find(name)) { fail(index_path.string(), ": tensor ", legible(name), " is not in ", shard); }
     }
     std::set<std::string> seen;
     for (const auto& file : files_) {
         for (const auto& name : file->names()) {
-            if (!seen.insert(name).second) { fail(file->label(), ": tensor ", printable(name), " is in two shards"); }
+            if (!seen.insert(name).second) { fail(file->label(), ": tensor ", legible(name), " is in two shards"); }
         }
     }
 }

@@ -5,6 +5,7 @@
 
 #include <oasis/core/half.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -98,6 +99,49 @@ void unpack_q6_k(const std::byte* block, Runs out) noexcept
     }
 }
 
+/// A float is NaN or infinite when all bits of its exponent are set. Whole chunks are looked at, so that it vectorises.
+template <class Word> std::optional<std::uint64_t> first_with_exponent(std::span<const std::byte> bytes, Word exponent)
+{
+    constexpr std::size_t kChunk = 4096;
+    const std::size_t count = bytes.size() / sizeof(Word);
+    const auto holds = [&](std::size_t i) {
+        Word word = 0;
+        std::memcpy(&word, bytes.data() + i * sizeof word, sizeof word);
+        return (word & exponent) == exponent;
+    };
+    for (std::size_t begin = 0; begin < count; begin += kChunk) {
+        const std::size_t end = std::min(count, begin + kChunk);
+        Word any = 0;
+        for (std::size_t i = begin; i < end; ++i) { any |= static_cast<Word>(holds(i)); }
+        if (any == 0) { continue; }
+        for (std::size_t i = begin;; ++i) {
+            if (holds(i)) { return i; }
+        }
+    }
+    return std::nullopt;
+}
+
+/// Where the f16 scales of a coded block lie.
+std::span<const std::uint8_t> scale_offsets(StorageType type) noexcept
+{
+    static constexpr std::uint8_t kFirst[] = {0, 2};
+    static constexpr std::uint8_t kLast[] = {208};
+    switch (type) {
+    case StorageType::kQ8_0:
+    case StorageType::kQ4_0:
+    case StorageType::kQ5_0: return std::span(kFirst).first(1);
+    case StorageType::kQ4_1:
+    case StorageType::kQ5_1:
+    case StorageType::kQ4_K:
+    case StorageType::kQ5_K: return kFirst;
+    case StorageType::kQ6_K: return kLast;
+    case StorageType::kF32:
+    case StorageType::kF16:
+    case StorageType::kBF16: break;
+    }
+    return {};
+}
+
 } // namespace
 
 std::string_view name(StorageType type) noexcept
@@ -150,6 +194,27 @@ void unpack(StorageType type, const std::byte* block, QuantisedRun* out) noexcep
     case StorageType::kQ6_K: unpack_q6_k(block, out); break;
     default: break; // not quantised
     }
+}
+
+std::optional<std::uint64_t> first_not_finite(const TensorView& tensor)
+{
+    constexpr std::uint16_t kHalfExponent = 0x7C00;
+    switch (tensor.type) {
+    case StorageType::kF32: return first_with_exponent<std::uint32_t>(tensor.bytes, 0x7F800000);
+    case StorageType::kF16: return first_with_exponent<std::uint16_t>(tensor.bytes, kHalfExponent);
+    case StorageType::kBF16: return first_with_exponent<std::uint16_t>(tensor.bytes, 0x7F80);
+    default: break;
+    }
+    const BlockLayout layout = layout_of(tensor.type);
+    const auto scales = scale_offsets(tensor.type);
+    for (std::size_t block = 0; block < tensor.bytes.size() / layout.bytes; ++block) {
+        for (const std::uint8_t offset : scales) {
+            if ((load_u16(tensor.bytes.data() + block * layout.bytes + offset) & kHalfExponent) == kHalfExponent) {
+                return block * layout.elements;
+            }
+        }
+    }
+    return std::nullopt;
 }
 
 std::optional<std::uint64_t> element_count(std::span<const std::int64_t> shape) noexcept

@@ -60,6 +60,10 @@ void dequantise(const TensorView& tensor, std::span<float> out);
 /// The same for `out.size()` elements of a type, a whole number of blocks.
 void dequantise(StorageType type, std::span<const std::byte> bytes, std::span<float> out);
 
+/// The index of the first element that is NaN or infinite (of coded blocks: the first of a block whose scale is), if any.
+/// Reads every byte of plain types and only the scales of coded ones.
+std::optional<std::uint64_t> first_not_finite(const TensorView& tensor);
+
 /// Where a model's tensors come from: one file or a set of shards.
 class TensorSource {
 public:

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -71,8 +72,17 @@ public:
     explicit ThreadPool(std::size_t threads = 0) : owner_(::getpid()), state_(std::make_unique<State>())
     {
         if (threads == 0) { threads = std::max<std::size_t>(1, std::thread::hardware_concurrency()); }
-        for (std::size_t i = 1; i < threads; ++i) {
-            state_->workers.emplace_back([state = state_.get()] { state->work(); });
+        try {
+            for (std::size_t i = 1; i < threads; ++i) {
+                state_->workers.emplace_back([state = state_.get()] { state->work(); });
+            }
+        } catch (const std::system_error& error) { // a limit of threads or of memory
+            const std::size_t started = state_->workers.size();
+            stop();
+            throw Error(detail::text("ThreadPool: thread ", started + 2, " of ", threads, " cannot be started: ", error.code().message()));
+        } catch (...) {
+            stop();
+            throw;
         }
     }
     ThreadPool(const ThreadPool&) = delete;
@@ -84,12 +94,7 @@ public:
             static_cast<void>(state_.release());
             return;
         }
-        {
-            const std::scoped_lock lock(state_->mutex);
-            state_->stopping = true;
-        }
-        state_->wake.notify_all();
-        for (auto& worker : state_->workers) { worker.join(); }
+        stop();
     }
 
     std::size_t concurrency() const noexcept override { return state_->workers.size() + 1; }
@@ -172,6 +177,16 @@ private:
     };
 
     bool forked() const noexcept { return ::getpid() != owner_; }
+
+    void stop()
+    {
+        {
+            const std::scoped_lock lock(state_->mutex);
+            state_->stopping = true;
+        }
+        state_->wake.notify_all();
+        for (auto& worker : state_->workers) { worker.join(); }
+    }
 
     ::pid_t owner_;
     std::unique_ptr<State> state_;

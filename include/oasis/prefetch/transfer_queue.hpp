@@ -17,6 +17,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -58,8 +59,17 @@ public:
     TransferQueue(std::int32_t threads, std::function<bool(const Transfer&)> read) : owner_(::getpid()), state_(std::make_unique<State>())
     {
         state_->read = std::move(read);
-        for (std::int32_t i = 0; i < threads; ++i) {
-            state_->workers.emplace_back([state = state_.get(), i, demand_only = i == 0 && threads > 1] { state->work(i, demand_only); });
+        try {
+            for (std::int32_t i = 0; i < threads; ++i) {
+                state_->workers.emplace_back([state = state_.get(), i, demand_only = i == 0 && threads > 1] { state->work(i, demand_only); });
+            }
+        } catch (const std::system_error& error) { // a limit of threads or of memory
+            const std::size_t started = state_->workers.size();
+            stop();
+            throw Error(detail::text("TransferQueue: thread ", started + 1, " of ", threads, " cannot be started: ", error.code().message()));
+        } catch (...) {
+            stop();
+            throw;
         }
     }
     TransferQueue(const TransferQueue&) = delete;
@@ -71,13 +81,7 @@ public:
             static_cast<void>(state_.release()); // nobody can be joined
             return;
         }
-        {
-            const std::scoped_lock lock(state_->mutex);
-            state_->stopping = true;
-        }
-        state_->wake.notify_all();
-        state_->wake_demand.notify_all();
-        for (auto& worker : state_->workers) { worker.join(); }
+        stop();
     }
 
     std::int32_t threads() const noexcept { return static_cast<std::int32_t>(state_->workers.size()); }
@@ -274,6 +278,17 @@ private:
             }
         }
     };
+
+    void stop()
+    {
+        {
+            const std::scoped_lock lock(state_->mutex);
+            state_->stopping = true;
+        }
+        state_->wake.notify_all();
+        state_->wake_demand.notify_all();
+        for (auto& worker : state_->workers) { worker.join(); }
+    }
 
     /// A forked process has neither the threads nor, perhaps, a mutex that anybody will unlock.
     State& here(const char* call)

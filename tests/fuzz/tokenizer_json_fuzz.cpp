@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fuzz_input.hpp"
+
+using namespace oasis_decode;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size)
+{
+    const std::string_view text = fuzz::text_of(data, size);
+    fuzz::attempt([&] {
+        const Tokenizer tokenizer = Tokenizer::from_json(parse_json(text, "input"), "input");
+        fuzz::exercise(tokenizer, text);
+        fuzz::exercise(tokenizer, "aab <s> caf\xC3\xA9 12 \xE2\x96\x81\xF0\x9F\x98\x80\xFF\x80  b\n\n");
+    });
+    return 0;
+}
