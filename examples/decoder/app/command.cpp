@@ -161,7 +161,6 @@ void check(const Command& command)
     const auto need = [](bool holds, const char* text) {
         if (!holds) { throw UsageError(text); }
     };
-    need(command.json.empty() || command.json != command.trace, "--json and --trace name the same file");
     if (command.verb == Verb::kRun) {
         need(!command.prompt.empty() || !command.file.empty(),
              "run needs a text: give --prompt TEXT or --file FILE (an empty prompt cannot be continued)");

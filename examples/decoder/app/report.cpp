@@ -13,6 +13,7 @@
 #include <cstring>
 #include <fstream>
 #include <thread>
+#include <utility>
 
 #include <unistd.h>
 
@@ -93,8 +94,16 @@ void check_output(const char* option, const std::filesystem::path& path, const C
 
 void check_outputs(const Command& command)
 {
-    check_output("--json", command.json, command);
-    check_output("--trace", command.trace, command);
+    const std::pair<const char*, std::filesystem::path> outputs[] = {
+        {"--json", command.json}, {"--trace", command.trace}, {"--residency", command.residency}};
+    for (const auto& [option, path] : outputs) {
+        check_output(option, path, command);
+        for (const auto& [other, same] : outputs) {
+            if (option != other && !path.empty() && path == same) {
+                throw UsageError(fmt::format("{} and {} name the same file", option, other));
+            }
+        }
+    }
 }
 
 Report to_json(const Settings& settings)

@@ -23,7 +23,8 @@ Report to_json(const Settings& settings);
 /// Adds the measures of a stretch of decoding.
 void add_usage(Report& to, const Usage& usage);
 
-/// Throws, before any work is done, when --json or --trace could not be written or would replace what is read.
+/// Throws, before any work is done, when --json, --trace or --residency could not be written, would replace
+/// what is read, or are one file.
 void check_outputs(const Command& command);
 
 /// Replaces the file as a whole, so that a reader never sees half of it; devices, pipes and links are written to as they
