@@ -26,7 +26,12 @@ constexpr std::size_t kLong = std::size_t{1} << 30;    ///< beside another kerne
 class Plan {
 public:
     Plan(Queue queue, HostTier& tier, DeviceBuffer<>& slots, std::uint32_t unit, std::size_t bytes)
-        : count_(std::int32_t(bytes / unit)), pieces_(std::size_t(count_)), words_(2 * std::size_t(count_) + 1), number_(1), counters_(1), ticket_(1)
+        : count_(std::int32_t(bytes / unit)),
+          pieces_(std::size_t(count_)),
+          words_(2 * std::size_t(count_) + 1),
+          number_(1),
+          counters_(1),
+          ticket_(1)
     {
         std::mt19937_64 random(unit);
         std::vector<std::uint32_t> places(tier.size() / unit);
@@ -36,16 +41,31 @@ public:
         std::iota(order.begin(), order.end(), 0);
         std::shuffle(order.begin(), order.end(), random);
         std::vector<TransferPiece> pieces(std::size_t(count_), TransferPiece{});
-        for (std::size_t i = 0; i < pieces.size(); ++i) { pieces[i] = {.place = std::uint64_t(places[i % places.size()]) * unit, .slot = order[i]}; }
+        for (std::size_t i = 0; i < pieces.size(); ++i) {
+            pieces[i] = {.place = std::uint64_t(places[i % places.size()]) * unit, .slot = order[i]};
+        }
         enqueue_copy(queue, pieces_.data(), pieces);
         enqueue_copy(queue, number_.data(), std::span(&count_, 1));
         enqueue_fill(queue, words_.data(), words_.size(), 0);
         enqueue_fill(queue, counters_.data(), 1, 0);
         enqueue_fill(queue, ticket_.data(), 1, 0);
         queue.synchronize();
-        params = {.tier = tier.data(), .tier_bytes = tier.size(), .slots = slots.data(), .slot_stride = unit, .slot_count = count_, .unit_bytes = unit,
-                  .pieces = pieces_.data(), .count = number_.data(), .first = 0, .most = count_, .generation = words_.data(), .marks = words_.data() + count_,
-                  .layer_over = words_.data() + 2 * std::size_t(count_), .layers = 1, .counters = counters_.data(), .ticket = ticket_.data()};
+        params = {.tier = tier.data(),
+                  .tier_bytes = tier.size(),
+                  .slots = slots.data(),
+                  .slot_stride = unit,
+                  .slot_count = count_,
+                  .unit_bytes = unit,
+                  .pieces = pieces_.data(),
+                  .count = number_.data(),
+                  .first = 0,
+                  .most = count_,
+                  .generation = words_.data(),
+                  .marks = words_.data() + count_,
+                  .layer_over = words_.data() + 2 * std::size_t(count_),
+                  .layers = 1,
+                  .counters = counters_.data(),
+                  .ticket = ticket_.data()};
     }
     double bytes() const { return double(count_) * params.unit_bytes; }
 
@@ -75,7 +95,8 @@ Beside beside(Queue high, Queue low, StreamRead& read, const Enqueue& fetch, dou
     Event start;
     for (int i = 0; i < repetitions; ++i) {
         for (const int reads : {covering, timed}) {
-            Event begin_fetch(Event::Kind::kTimed), end_fetch(Event::Kind::kTimed), begin_read(Event::Kind::kTimed), end_read(Event::Kind::kTimed);
+            Event begin_fetch(Event::Kind::kTimed), end_fetch(Event::Kind::kTimed), begin_read(Event::Kind::kTimed),
+                end_read(Event::Kind::kTimed);
             read.enqueue(high);
             start.record(high);
             start.enqueue_wait(low);
@@ -112,7 +133,9 @@ void run(const Options& options)
     auto tier = HostTier::try_create({.bytes = kTierBytes, .check_available = false}, failure);
     if (!tier) { throw Error(failure.reason); }
     DeviceBuffer<> slots(kLong);
-    const auto rate = [&](double bytes, const auto& enqueue) { return bytes / 1e3 / median_us(queue, options.repetitions, enqueue, [](int) {}); };
+    const auto rate = [&](double bytes, const auto& enqueue) {
+        return bytes / 1e3 / median_us(queue, options.repetitions, enqueue, [](int) {});
+    };
     report.add("hbm_read", {{"gbps", hbm_read_gbps(queue, options.repetitions)}});
     double hbm = 0;
     std::optional<StreamRead> fastest; // the neighbour of the fetch
@@ -128,23 +151,33 @@ void run(const Options& options)
     StreamRead& read = *fastest;
     for (const std::size_t bytes : {std::size_t{4} << 20, std::size_t{256} << 20}) {
         const std::string name = std::to_string(bytes >> 20) + "MiB";
-        report.add("engine_h2d/" + name, {{"gbps", rate(double(bytes), [&] { enqueue_copy(queue, slots.data(), std::span<const std::byte>(tier->data(), bytes)); })}});
-        report.add("engine_d2h/" + name, {{"gbps", rate(double(bytes), [&] { enqueue_copy(queue, tier->data(), std::span<const std::byte>(slots.data(), bytes)); })}});
+        report.add(
+            "engine_h2d/" + name,
+            {{"gbps", rate(double(bytes), [&] { enqueue_copy(queue, slots.data(), std::span<const std::byte>(tier->data(), bytes)); })}});
+        report.add(
+            "engine_d2h/" + name,
+            {{"gbps", rate(double(bytes), [&] { enqueue_copy(queue, tier->data(), std::span<const std::byte>(slots.data(), bytes)); })}});
     }
     for (const std::uint32_t unit : {4224U, 8192U, 33792U}) {
         Plan plan(queue, *tier, slots, unit, kMoved);
         Plan large(queue, *tier, slots, unit, kLong);
-        for (const auto& [ctas, threads] : {std::pair{2, 512}, {4, 256}, {4, 512}, {4, 1024}, {8, 256}, {8, 512}, {8, 1024}, {12, 512}, {16, 256}, {16, 512}}) {
+        for (const auto& [ctas, threads] :
+             {std::pair{2, 512}, {4, 256}, {4, 512}, {4, 1024}, {8, 256}, {8, 512}, {8, 1024}, {12, 512}, {16, 256}, {16, 512}}) {
             const std::string name = grid_name("gather", unit, ctas, threads);
             if (!options.runs(name)) { continue; }
             const TransferGrid grid{ctas, threads};
             const double alone = rate(plan.bytes(), [&] { enqueue_fetch(queue, plan.params, grid); });
-            const Beside b = beside(queue, background.queue(), read, [&](Queue q) { enqueue_fetch(q, large.params, grid); }, large.bytes(), 36, 6, 5);
-            report.add(name, {{"gbps", alone}, {"gbps_beside", b.fetch_gbps}, {"hbm_gbps_beside", b.hbm_gbps}, {"hbm_loss", 1 - b.hbm_gbps / hbm}});
+            const Beside b = beside(
+                queue, background.queue(), read, [&](Queue q) { enqueue_fetch(q, large.params, grid); }, large.bytes(), 36, 6, 5);
+            report.add(
+                name,
+                {{"gbps", alone}, {"gbps_beside", b.fetch_gbps}, {"hbm_gbps_beside", b.hbm_gbps}, {"hbm_loss", 1 - b.hbm_gbps / hbm}});
         }
         for (const int ctas : {4, 8}) {
             const std::string name = grid_name("write_through", unit, ctas, 512);
-            if (options.runs(name)) { report.add(name, {{"gbps", rate(plan.bytes(), [&] { enqueue_write_through(queue, plan.params, {ctas, 512}); })}}); }
+            if (options.runs(name)) {
+                report.add(name, {{"gbps", rate(plan.bytes(), [&] { enqueue_write_through(queue, plan.params, {ctas, 512}); })}});
+            }
         }
     }
     if (!options.runs("crossover")) { return; }
@@ -152,7 +185,8 @@ void run(const Options& options)
     for (const std::size_t bytes : TransferTable::kRunBytes) {
         for (const std::size_t runs : TransferTable::kRuns) {
             report.add("crossover/" + std::to_string(bytes) + "x" + std::to_string(runs),
-                       {{"gather_gbps", table.gbps(TransferPath::kGather, bytes, runs)}, {"dma_gbps", table.gbps(TransferPath::kDma, bytes, runs)}});
+                       {{"gather_gbps", table.gbps(TransferPath::kGather, bytes, runs)},
+                        {"dma_gbps", table.gbps(TransferPath::kDma, bytes, runs)}});
         }
     }
 }

@@ -25,7 +25,9 @@ void run(const Options& options)
             }
             seconds.push_back(tier->setup_seconds());
         }
-        report.add(name, {{"gib", double(tier_options.bytes >> 30)}, {"seconds", median(seconds)}, {"gbps", 1e-9 * double(tier_options.bytes) / median(seconds)}});
+        report.add(name, {{"gib", double(tier_options.bytes >> 30)},
+                          {"seconds", median(seconds)},
+                          {"gbps", 1e-9 * double(tier_options.bytes) / median(seconds)}});
     };
     constexpr std::size_t kGiB = std::size_t{1} << 30;
     static_cast<void>(::cudaFree(nullptr));

@@ -47,17 +47,19 @@ private:
         void* found = nullptr;
         cudaDriverEntryPointQueryResult result{};
 #if CUDART_VERSION >= 12050
-        check(::cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result), "cudaGetDriverEntryPointByVersion ", name);
+        check(::cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result), "cudaGetDriverEntryPointByVersion ",
+              name);
 #else
         check(::cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result), "cudaGetDriverEntryPoint ", name);
 #endif
-        if (result != cudaDriverEntryPointSuccess || !found) { throw CudaError(cudaErrorSymbolNotFound, detail::text("the driver has no ", name)); }
+        if (result != cudaDriverEntryPointSuccess || !found) {
+            throw CudaError(cudaErrorSymbolNotFound, detail::text("the driver has no ", name));
+        }
         function = reinterpret_cast<Function>(found);
     }
 };
 
-template <class... Parts>
-void check_driver(CUresult code, const Parts&... parts)
+template <class... Parts> void check_driver(CUresult code, const Parts&... parts)
 {
     if (code == CUDA_SUCCESS) { return; }
     const char* name = nullptr;
@@ -79,11 +81,13 @@ CUdeviceptr address(const std::byte* data) { return reinterpret_cast<CUdeviceptr
 
 Arena::Arena(const ArenaOptions& options) : device_(current_device())
 {
-    detail::expects(options.reserve_bytes > 0 && options.granule_bytes > 0, "Arena: ", options.reserve_bytes, " bytes in granules of ", options.granule_bytes);
+    detail::expects(options.reserve_bytes > 0 && options.granule_bytes > 0, "Arena: ", options.reserve_bytes, " bytes in granules of ",
+                    options.granule_bytes);
     check(::cudaFree(nullptr), "cudaFree(nullptr)"); // makes the device's context, which the driver's calls need
     const CUmemAllocationProp properties = on_device(device_);
     std::size_t smallest = 0;
-    check_driver(Driver::get().granularity(&smallest, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED), "cuMemGetAllocationGranularity of device ", device_);
+    check_driver(Driver::get().granularity(&smallest, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+                 "cuMemGetAllocationGranularity of device ", device_);
     granule_ = align_up(options.granule_bytes, smallest);
     const std::size_t bytes = align_up(options.reserve_bytes, granule_);
     CUdeviceptr base = 0;
@@ -143,7 +147,8 @@ void Arena::set_access(int device, std::size_t from, std::size_t to) const
     CUmemAccessDesc access{};
     access.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    check_driver(Driver::get().set_access(address(data_ + from), to - from, &access, 1), "cuMemSetAccess of ", to - from, " bytes for device ", device);
+    check_driver(Driver::get().set_access(address(data_ + from), to - from, &access, 1), "cuMemSetAccess of ", to - from,
+                 " bytes for device ", device);
 }
 
 void Arena::unmap(std::size_t from, std::size_t to) noexcept

@@ -47,7 +47,7 @@ void require_supported(const DeviceInfo& device)
 {
     if (device.architecture >= kMinimumArchitecture) { return; }
     throw Unsupported(detail::text("device ", device.id, " (", device.name, ") is sm_", device.architecture, "; the CUDA backend needs sm_",
-                                          kMinimumArchitecture, " (Hopper) or newer."));
+                                   kMinimumArchitecture, " (Hopper) or newer."));
 }
 
 } // namespace oasis::cuda

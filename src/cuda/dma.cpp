@@ -38,7 +38,8 @@ void CopyBatch::enqueue(Queue queue)
           "cudaMemcpyBatchAsync of ", sizes_.size(), " pieces, the first of ", sizes_.front(), " bytes");
 #else
     for (std::size_t i = 0; i < sizes_.size(); ++i) {
-        check(::cudaMemcpyAsync(targets_[i], sources_[i], sizes_[i], cudaMemcpyDefault, queue.stream()), "cudaMemcpyAsync of ", sizes_[i], " bytes");
+        check(::cudaMemcpyAsync(targets_[i], sources_[i], sizes_[i], cudaMemcpyDefault, queue.stream()), "cudaMemcpyAsync of ", sizes_[i],
+              " bytes");
     }
 #endif
 }
@@ -57,9 +58,22 @@ public:
     TransferParams params(std::byte* tier, std::size_t tier_bytes, std::byte* slots, std::uint32_t unit_bytes)
     {
         const auto count = std::int32_t(pieces_.size());
-        return {.tier = tier, .tier_bytes = tier_bytes, .slots = slots, .slot_stride = unit_bytes, .slot_count = count, .unit_bytes = unit_bytes,
-                .pieces = pieces_.data(), .count = count_.data(), .first = 0, .most = count, .generation = words_.data(),
-                .marks = words_.data() + count, .layer_over = words_.data() + 2 * count, .layers = 1, .counters = counters_.data(), .ticket = ticket_.data()};
+        return {.tier = tier,
+                .tier_bytes = tier_bytes,
+                .slots = slots,
+                .slot_stride = unit_bytes,
+                .slot_count = count,
+                .unit_bytes = unit_bytes,
+                .pieces = pieces_.data(),
+                .count = count_.data(),
+                .first = 0,
+                .most = count,
+                .generation = words_.data(),
+                .marks = words_.data() + count,
+                .layer_over = words_.data() + 2 * count,
+                .layers = 1,
+                .counters = counters_.data(),
+                .ticket = ticket_.data()};
     }
     void plan(std::size_t count, std::size_t run_units, std::size_t stride, std::uint32_t unit_bytes)
     {
@@ -84,8 +98,7 @@ private:
 };
 
 /// Best of three after one to warm up, in seconds.
-template <class Enqueue>
-double seconds(Queue queue, Enqueue&& enqueue)
+template <class Enqueue> double seconds(Queue queue, Enqueue&& enqueue)
 {
     Event begin(Event::Kind::kTimed);
     Event end(Event::Kind::kTimed);
@@ -100,18 +113,23 @@ double seconds(Queue queue, Enqueue&& enqueue)
     return best;
 }
 
-template <std::size_t n>
-std::size_t nearest(const std::array<std::size_t, n>& values, std::size_t wanted)
+template <std::size_t n> std::size_t nearest(const std::array<std::size_t, n>& values, std::size_t wanted)
 {
-    const auto distance = [&](std::size_t v) { return std::abs(std::log2(double(v)) - std::log2(double(std::max<std::size_t>(1, wanted)))); };
-    return std::size_t(std::min_element(values.begin(), values.end(), [&](std::size_t a, std::size_t b) { return distance(a) < distance(b); }) - values.begin());
+    const auto distance = [&](std::size_t v) {
+        return std::abs(std::log2(double(v)) - std::log2(double(std::max<std::size_t>(1, wanted))));
+    };
+    return std::size_t(
+        std::min_element(values.begin(), values.end(), [&](std::size_t a, std::size_t b) { return distance(a) < distance(b); }) -
+        values.begin());
 }
 
 } // namespace
 
-TransferTable TransferTable::measure(Queue queue, std::byte* tier, std::size_t tier_bytes, std::byte* slots, std::size_t slot_bytes, std::uint32_t unit_bytes)
+TransferTable TransferTable::measure(Queue queue, std::byte* tier, std::size_t tier_bytes, std::byte* slots, std::size_t slot_bytes,
+                                     std::uint32_t unit_bytes)
 {
-    detail::expects(unit_bytes > 0 && unit_bytes % 16 == 0, "TransferTable: units of ", unit_bytes, " bytes; they must be multiples of 16.");
+    detail::expects(unit_bytes > 0 && unit_bytes % 16 == 0, "TransferTable: units of ", unit_bytes,
+                    " bytes; they must be multiples of 16.");
     const std::size_t room = std::min(tier_bytes, slot_bytes);
     detail::expects(room >= unit_bytes && room >= kRunBytes.front(), "TransferTable: a tier of ", tier_bytes, " and slots of ", slot_bytes,
                     " bytes are too small to measure with.");
@@ -142,7 +160,8 @@ TransferTable TransferTable::measure(Queue queue, std::byte* tier, std::size_t t
 
 TransferPath TransferTable::choose(std::size_t run_bytes, std::size_t runs) const noexcept
 {
-    return gbps(TransferPath::kGather, run_bytes, runs) >= gbps(TransferPath::kDma, run_bytes, runs) ? TransferPath::kGather : TransferPath::kDma;
+    return gbps(TransferPath::kGather, run_bytes, runs) >= gbps(TransferPath::kDma, run_bytes, runs) ? TransferPath::kGather
+                                                                                                     : TransferPath::kDma;
 }
 
 double TransferTable::gbps(TransferPath path, std::size_t run_bytes, std::size_t runs) const noexcept

@@ -27,13 +27,16 @@ namespace {
 
 void expect_transfer(const char* call, const TransferParams& p, TransferGrid grid)
 {
-    detail::expects(p.unit_bytes > 0 && p.unit_bytes % 16 == 0 && p.slot_stride % 16 == 0 && p.unit_bytes <= p.slot_stride, call, ": units of ", p.unit_bytes,
-                    " bytes in slots of ", p.slot_stride, "; both must be multiples of 16, and a unit no larger than a slot.");
-    detail::expects(p.first >= 0 && p.most >= 0 && p.slot_count >= 0 && p.layers >= 0, call, ": first ", p.first, ", most ", p.most, ", ", p.slot_count,
-                    " slots, ", p.layers, " layers");
-    detail::expects(p.tier && p.slots && p.pieces && p.count && p.generation && p.marks && p.layer_over && p.counters && p.ticket, call, ": a pointer is null.");
-    detail::expects(grid.ctas > 0 && grid.threads > 0 && grid.threads <= kernels::kMaxThreads && grid.threads % 32 == 0, call, ": ", grid.ctas, " CTAs of ", grid.threads,
-                    " threads; threads must be a multiple of 32, at most ", kernels::kMaxThreads, ".");
+    detail::expects(p.unit_bytes > 0 && p.unit_bytes % 16 == 0 && p.slot_stride % 16 == 0 && p.unit_bytes <= p.slot_stride, call,
+                    ": units of ", p.unit_bytes, " bytes in slots of ", p.slot_stride,
+                    "; both must be multiples of 16, and a unit no larger than a slot.");
+    detail::expects(p.first >= 0 && p.most >= 0 && p.slot_count >= 0 && p.layers >= 0, call, ": first ", p.first, ", most ", p.most, ", ",
+                    p.slot_count, " slots, ", p.layers, " layers");
+    detail::expects(p.tier && p.slots && p.pieces && p.count && p.generation && p.marks && p.layer_over && p.counters && p.ticket, call,
+                    ": a pointer is null.");
+    detail::expects(grid.ctas > 0 && grid.threads > 0 && grid.threads <= kernels::kMaxThreads && grid.threads % 32 == 0, call, ": ",
+                    grid.ctas, " CTAs of ", grid.threads, " threads; threads must be a multiple of 32, at most ", kernels::kMaxThreads,
+                    ".");
 }
 
 } // namespace
@@ -47,7 +50,8 @@ void enqueue_fetch(Queue queue, const TransferParams& params, TransferGrid grid)
 void enqueue_write_through(Queue queue, const TransferParams& params, TransferGrid grid)
 {
     expect_transfer("enqueue_write_through", params, grid);
-    launch(queue, "write-through", kernels::move_pieces<kernels::Direction::kWriteThrough>, params, unsigned(grid.ctas), unsigned(grid.threads));
+    launch(queue, "write-through", kernels::move_pieces<kernels::Direction::kWriteThrough>, params, unsigned(grid.ctas),
+           unsigned(grid.threads));
 }
 
 void enqueue_wait_layer(Queue queue, const LayerWait& wait)

@@ -47,7 +47,8 @@ std::size_t available_host_bytes()
 
 std::optional<HostTier> HostTier::try_create(const HostTierOptions& options, PinFailure& failure)
 {
-    detail::expects(options.bytes > 0 && options.bytes < std::numeric_limits<std::size_t>::max() / 2, "HostTier: ", options.bytes, " bytes.");
+    detail::expects(options.bytes > 0 && options.bytes < std::numeric_limits<std::size_t>::max() / 2, "HostTier: ", options.bytes,
+                    " bytes.");
     detail::expects(options.chunk_bytes >= kAlign, "HostTier: chunk_bytes is ", options.chunk_bytes, ", expected at least ", kAlign);
     detail::expects(options.threads >= 0, "HostTier: ", options.threads, " threads");
     const auto begin = std::chrono::steady_clock::now();
@@ -67,8 +68,9 @@ std::optional<HostTier> HostTier::try_create(const HostTierOptions& options, Pin
     const cudaError_t code = tier.touch_and_register(options.threads ? options.threads : std::min(8, processors));
     if (code != cudaSuccess) {
         static_cast<void>(::cudaGetLastError());
-        return refuse(tier.registered_, detail::text("cudaHostRegister of bytes [", tier.registered_, ", ", std::min(bytes, tier.registered_ + tier.chunk_bytes_),
-                                                     "): ", ::cudaGetErrorName(code), " (", ::cudaGetErrorString(code), ")"));
+        return refuse(tier.registered_, detail::text("cudaHostRegister of bytes [", tier.registered_, ", ",
+                                                     std::min(bytes, tier.registered_ + tier.chunk_bytes_), "): ", ::cudaGetErrorName(code),
+                                                     " (", ::cudaGetErrorString(code), ")"));
     }
     tier.seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return tier;

@@ -26,7 +26,9 @@ static __global__ void slow_fill(const SlowFill p)
     std::uint64_t begin = 0;
     std::uint64_t now = 0;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-    do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (now - begin < p.nanoseconds);
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - begin < p.nanoseconds);
     for (std::size_t i = threadIdx.x; i < p.bytes; i += blockDim.x) { p.to[i] = std::byte(p.value); }
 }
 
@@ -77,7 +79,10 @@ protected:
         pieces.resize(count);
         for (std::size_t i = 0; i < count; ++i) {
             const auto slot = std::size_t(order[i]);
-            pieces[i] = {.place = places[i] * unit_, .slot = order[i], .generation = generation[slot], .layer = std::int32_t(i * std::size_t(layers_) / count)};
+            pieces[i] = {.place = places[i] * unit_,
+                         .slot = order[i],
+                         .generation = generation[slot],
+                         .layer = std::int32_t(i * std::size_t(layers_) / count)};
         }
         upload_plan();
     }
@@ -99,16 +104,32 @@ protected:
     }
     TransferParams params()
     {
-        return {.tier = tier->data(), .tier_bytes = tier->size(), .slots = slots_.data(), .slot_stride = unit_, .slot_count = std::int32_t(generation.size()),
-                .unit_bytes = unit_, .pieces = stable_plan_.data(), .count = count_.data(), .first = 0, .most = std::int32_t(pieces.size()),
-                .generation = generations_.data(), .marks = marks_.data(), .layer_over = over_.data(), .layers = layers_, .counters = counters_.data(),
+        return {.tier = tier->data(),
+                .tier_bytes = tier->size(),
+                .slots = slots_.data(),
+                .slot_stride = unit_,
+                .slot_count = std::int32_t(generation.size()),
+                .unit_bytes = unit_,
+                .pieces = stable_plan_.data(),
+                .count = count_.data(),
+                .first = 0,
+                .most = std::int32_t(pieces.size()),
+                .generation = generations_.data(),
+                .marks = marks_.data(),
+                .layer_over = over_.data(),
+                .layers = layers_,
+                .counters = counters_.data(),
                 .ticket = ticket_.data()};
     }
     std::vector<std::uint32_t> marks() { return download(queue(), marks_); }
     TransferCounters counters() { return download(queue(), counters_).front(); }
     std::size_t tier_bytes() const { return tier->size(); }
     /// What the tier holds now is what is to be fetched.
-    void tier_bytes_now() { content_.assign(reinterpret_cast<const std::uint8_t*>(tier->data()), reinterpret_cast<const std::uint8_t*>(tier->data()) + tier->size()); }
+    void tier_bytes_now()
+    {
+        content_.assign(reinterpret_cast<const std::uint8_t*>(tier->data()),
+                        reinterpret_cast<const std::uint8_t*>(tier->data()) + tier->size());
+    }
 
     /// Piece i landed if `good[i]`; every other slot still holds poison.
     void expect_landed(const std::vector<bool>& good)
@@ -124,7 +145,8 @@ protected:
             expected_marks[std::size_t(piece.slot)] = piece.generation;
         }
         queue().synchronize();
-        EXPECT_TRUE(download(queue(), reinterpret_cast<const std::uint8_t*>(slots_.data()), slots_.size()) == expected) << "bytes of slots differ";
+        EXPECT_TRUE(download(queue(), reinterpret_cast<const std::uint8_t*>(slots_.data()), slots_.size()) == expected)
+            << "bytes of slots differ";
         EXPECT_EQ(marks(), expected_marks);
         EXPECT_EQ(download(queue(), over_), over);
         EXPECT_EQ(counters().done, std::uint32_t(std::count(good.begin(), good.end(), true)));

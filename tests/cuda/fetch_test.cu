@@ -150,7 +150,8 @@ TEST_F(Fetch, ALayerIsWaitedForAndADeadlineEndsTheWait)
     for (const auto& piece : pieces) {
         if (piece.layer == 0) { ASSERT_EQ(marks_seen[std::size_t(piece.slot)], piece.generation); }
     }
-    enqueue_wait_layer(queue(), {.over = params().layer_over, .expected = expected.data(), .layer = 3, .deadline_ns = 5'000'000, .late = late.data()});
+    enqueue_wait_layer(
+        queue(), {.over = params().layer_over, .expected = expected.data(), .layer = 3, .deadline_ns = 5'000'000, .late = late.data()});
     EXPECT_EQ(download(queue(), late).front(), 1U) << "the 101st piece never comes";
     low.queue().synchronize();
 }

@@ -128,7 +128,8 @@ TEST_F(CudaTiers, PinnedMemoryIsOneRangeForHostAndDevice)
 {
     for (const bool huge : {false, true}) {
         PinFailure failure;
-        auto tier = HostTier::try_create({.bytes = (std::size_t{9} << 20) + 1, .chunk_bytes = std::size_t{4} << 20, .threads = 3, .huge_pages = huge}, failure);
+        auto tier = HostTier::try_create(
+            {.bytes = (std::size_t{9} << 20) + 1, .chunk_bytes = std::size_t{4} << 20, .threads = 3, .huge_pages = huge}, failure);
         ASSERT_TRUE(tier) << failure.reason;
         ASSERT_EQ(tier->size(), std::size_t{12} << 20);
         EXPECT_EQ(std::count(tier->data(), tier->data() + tier->size(), std::byte{0}), std::ptrdiff_t(tier->size()));

@@ -16,12 +16,13 @@ __device__ inline float element(const bf16* from, std::size_t i) { return oasis:
 /// A row of head_dim elements by 16 lanes.
 __device__ inline void copy_row(const std::byte* from, std::byte* to, std::size_t bytes)
 {
-    for (std::size_t at = std::size_t(threadIdx.x % 16) * 16; at < bytes; at += 256) { *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at); }
+    for (std::size_t at = std::size_t(threadIdx.x % 16) * 16; at < bytes; at += 256) {
+        *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
+    }
 }
 
 /// Half a warp per (row, KV head).
-template <class Element>
-__global__ void __launch_bounds__(256) append_rows(const AppendParams p)
+template <class Element> __global__ void __launch_bounds__(256) append_rows(const AppendParams p)
 {
     const std::int64_t item = (std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 16;
     const auto r = static_cast<std::int32_t>(item / p.kv_heads);
@@ -38,7 +39,8 @@ __global__ void __launch_bounds__(256) append_rows(const AppendParams p)
     if (active) {
         const std::size_t at = std::size_t(token) * d * sizeof(Element);
         copy_row(reinterpret_cast<const std::byte*>(k + here), block + at, d * sizeof(Element));
-        copy_row(reinterpret_cast<const std::byte*>(static_cast<const Element*>(p.v) + here), block + p.head_block.native_v_offset() + at, d * sizeof(Element));
+        copy_row(reinterpret_cast<const std::byte*>(static_cast<const Element*>(p.v) + here), block + p.head_block.native_v_offset() + at,
+                 d * sizeof(Element));
     }
     if (p.summary.planes == 0) { return; }
     const int size = p.summary.options.tokens;
@@ -59,7 +61,8 @@ __global__ void __launch_bounds__(256) append_rows(const AppendParams p)
         const auto s = static_cast<int>(row.position / size % SummaryLayout::kGroupSubBlocks);
         store_sub_block(p.summary, p.groups + row.group + cell * std::int64_t(p.summary.native_bytes()), s, summary);
     } else {
-        store_tail(p.summary, p.tails + (std::int64_t(row.tail) * p.kv_heads + head) * std::int64_t(p.summary.tail_bytes()), p.log_tokens[in_sub_block], summary);
+        store_tail(p.summary, p.tails + (std::int64_t(row.tail) * p.kv_heads + head) * std::int64_t(p.summary.tail_bytes()),
+                   p.log_tokens[in_sub_block], summary);
     }
 }
 

@@ -17,28 +17,28 @@ namespace oasis::cuda {
 
 /// Where one row of a step goes. Cells hold all layers and heads: (layer, head) at (layer * kv_heads + head) * bytes of the form.
 struct AppendRow {
-    std::int64_t block = 0;        ///< byte offset of the native cell of the row's block
-    std::int64_t group = 0;        ///< byte offset of the native cell of the row's summary group
-    std::int64_t position = 0;     ///< of the row in its sequence
-    std::int32_t rows_before = 0;  ///< rows of the same sequence just ahead of it in this step
-    std::int32_t tail = -1;        ///< where its incomplete sub-block is summarised to; -1: nowhere (prefill)
+    std::int64_t block = 0;       ///< byte offset of the native cell of the row's block
+    std::int64_t group = 0;       ///< byte offset of the native cell of the row's summary group
+    std::int64_t position = 0;    ///< of the row in its sequence
+    std::int32_t rows_before = 0; ///< rows of the same sequence just ahead of it in this step
+    std::int32_t tail = -1;       ///< where its incomplete sub-block is summarised to; -1: nowhere (prefill)
 };
 static_assert(sizeof(AppendRow) == 32);
 
 struct AppendParams {
-    const void* k = nullptr;       ///< [rows, kv_heads, head_dim] after RoPE, 16-byte aligned
+    const void* k = nullptr; ///< [rows, kv_heads, head_dim] after RoPE, 16-byte aligned
     const void* v = nullptr;
-    HeadBlockLayout head_block{};  ///< its dtype is that of k and v
+    HeadBlockLayout head_block{}; ///< its dtype is that of k and v
     std::int32_t kv_heads = 0;
     LayerId layer = 0;
-    const AppendRow* rows = nullptr;            ///< [max_rows], device memory
-    const std::int32_t* row_count = nullptr;    ///< device memory
-    std::int32_t max_rows = 0;                  ///< fixes the grid
-    std::byte* native = nullptr;   ///< native blocks
-    SummaryLayout summary{};       ///< planes 0: no summaries
-    std::byte* groups = nullptr;   ///< native summary groups
-    std::byte* tails = nullptr;    ///< [tails, kv_heads, tail_bytes]
-    float log_tokens[64] = {};     ///< filled by the call
+    const AppendRow* rows = nullptr;         ///< [max_rows], device memory
+    const std::int32_t* row_count = nullptr; ///< device memory
+    std::int32_t max_rows = 0;               ///< fixes the grid
+    std::byte* native = nullptr;             ///< native blocks
+    SummaryLayout summary{};                 ///< planes 0: no summaries
+    std::byte* groups = nullptr;             ///< native summary groups
+    std::byte* tails = nullptr;              ///< [tails, kv_heads, tail_bytes]
+    float log_tokens[64] = {};               ///< filled by the call
 };
 
 /// K and V of every row into its block; summaries of the sub-blocks that are complete with it, and tails. One kernel.
@@ -48,7 +48,7 @@ void enqueue_append(Queue queue, const AppendParams& params);
 struct SealJob {
     std::int64_t native = 0;
     std::int64_t coded = 0;
-    std::int64_t group = -1;       ///< native-form group that gets the summaries of the coded keys; -1: none
+    std::int64_t group = -1;          ///< native-form group that gets the summaries of the coded keys; -1: none
     std::int32_t first_sub_block = 0; ///< of the block within its group
     std::int32_t reserved = 0;
 };
@@ -61,7 +61,7 @@ struct SealParams {
     const std::int32_t* job_count = nullptr; ///< device memory
     std::int32_t max_jobs = 0;
     const std::byte* native = nullptr;
-    std::byte* coded = nullptr;              ///< slots or staging
+    std::byte* coded = nullptr; ///< slots or staging
     std::byte* groups = nullptr;
 };
 

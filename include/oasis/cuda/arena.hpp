@@ -14,7 +14,7 @@
 namespace oasis::cuda {
 
 struct ArenaOptions {
-    std::size_t reserve_bytes = 0;                   ///< most it can ever hold; costs addresses only
+    std::size_t reserve_bytes = 0;                     ///< most it can ever hold; costs addresses only
     std::size_t granule_bytes = std::size_t{64} << 20; ///< unit of growth, rounded up to what the device maps
 };
 
@@ -24,8 +24,12 @@ public:
     /// On the current device. Throws `CudaError` where the driver is missing or refuses.
     explicit Arena(const ArenaOptions& options);
     Arena(Arena&& other) noexcept
-        : device_(other.device_), data_(std::exchange(other.data_, nullptr)), reserved_(std::exchange(other.reserved_, 0)),
-          committed_(std::exchange(other.committed_, 0)), granule_(other.granule_), peers_(std::move(other.peers_))
+        : device_(other.device_),
+          data_(std::exchange(other.data_, nullptr)),
+          reserved_(std::exchange(other.reserved_, 0)),
+          committed_(std::exchange(other.committed_, 0)),
+          granule_(other.granule_),
+          peers_(std::move(other.peers_))
     {
     }
     Arena& operator=(Arena&& other) noexcept

@@ -17,7 +17,7 @@ inline constexpr int kMinimumArchitecture = 90;
 struct DeviceInfo {
     int id = 0;
     std::string name{};
-    int architecture = 0;        ///< 90 for sm_90
+    int architecture = 0; ///< 90 for sm_90
     int sm_count = 0;
     std::size_t l2_bytes = 0;
     std::size_t memory_bytes = 0;

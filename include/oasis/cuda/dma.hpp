@@ -47,7 +47,8 @@ public:
 
     /// Measures (about 0.1 s) with the first bytes of `tier` (pinned host memory) and of `slots` (device memory), whose content in the slots is
     /// lost; neither may be in use. Blocks. Combinations larger than either are estimated from the next smaller one.
-    static TransferTable measure(Queue queue, std::byte* tier, std::size_t tier_bytes, std::byte* slots, std::size_t slot_bytes, std::uint32_t unit_bytes);
+    static TransferTable measure(Queue queue, std::byte* tier, std::size_t tier_bytes, std::byte* slots, std::size_t slot_bytes,
+                                 std::uint32_t unit_bytes);
 
     /// The faster path for `runs` runs of `run_bytes` each: nearest measured combination.
     TransferPath choose(std::size_t run_bytes, std::size_t runs) const noexcept;

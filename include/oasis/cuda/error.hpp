@@ -30,8 +30,7 @@ private:
 
 /// Throws `CudaError` unless `code` is cudaSuccess: "cudaMalloc of 64 bytes: cudaErrorMemoryAllocation (out of memory)".
 /// @param call the CUDA call, followed by what its failure depends on.
-template <class... Parts>
-void check(cudaError_t code, const char* call, const Parts&... parts)
+template <class... Parts> void check(cudaError_t code, const char* call, const Parts&... parts)
 {
     if (code == cudaSuccess) { return; }
     static_cast<void>(::cudaGetLastError()); // or the next launch would be blamed
@@ -39,10 +38,6 @@ void check(cudaError_t code, const char* call, const Parts&... parts)
 }
 
 /// After a kernel launch: throws `CudaError` if the launch was refused. Failures while the kernel runs surface at a later call.
-template <class... Parts>
-void check_launch(const char* kernel, const Parts&... parts)
-{
-    check(::cudaGetLastError(), kernel, parts...);
-}
+template <class... Parts> void check_launch(const char* kernel, const Parts&... parts) { check(::cudaGetLastError(), kernel, parts...); }
 
 } // namespace oasis::cuda

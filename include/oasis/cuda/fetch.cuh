@@ -20,7 +20,10 @@ enum class Direction { kFetch, kWriteThrough };
 __device__ inline uint4 load_once(const uint4* from)
 {
     uint4 x;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from) : "memory");
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from)
+                 : "memory");
     return x;
 }
 
@@ -94,8 +97,7 @@ struct Finished {
 };
 
 /// Lane 0: the mark and the counters of a piece that was moved.
-template <Direction direction>
-__device__ void finish_piece(const TransferParams& p, const Finished& piece)
+template <Direction direction> __device__ void finish_piece(const TransferParams& p, const Finished& piece)
 {
     if (!piece.valid) {
         add_relaxed(&p.counters->refused, 1);
@@ -130,8 +132,7 @@ __device__ inline void leave(TransferTicket* ticket)
 /// A warp moves one piece at a time. Everything else a piece costs is a round trip of its own, so it happens while the next
 /// piece's loads are under way: taking the entry after, looking at the generation, finishing the piece before. Layers are
 /// counted when a warp leaves one.
-template <Direction direction>
-__global__ void __launch_bounds__(kMaxThreads) move_pieces(const TransferParams p)
+template <Direction direction> __global__ void __launch_bounds__(kMaxThreads) move_pieces(const TransferParams p)
 {
     const std::uint32_t lane = threadIdx.x % 32;
     const std::int64_t planned = std::int64_t(*p.count) - p.first;

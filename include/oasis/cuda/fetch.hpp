@@ -14,9 +14,9 @@ namespace oasis::cuda {
 
 /// One unit (a coded head-block, or all heads of a block in layer scope) between a place of the large tier and a slot.
 struct TransferPiece {
-    std::uint64_t place = 0;       ///< byte offset in the large tier
+    std::uint64_t place = 0; ///< byte offset in the large tier
     std::int32_t slot = -1;
-    std::uint32_t generation = 0;  ///< of the slot when the plan was made
+    std::uint32_t generation = 0; ///< of the slot when the plan was made
     std::int32_t layer = 0;
     std::int32_t reserved = 0;
 };
@@ -42,19 +42,19 @@ struct TransferTicket {
 /// *is* the generation, one that goes stale in the last moment is not mistaken for another's. A slot must not be given away
 /// while a piece into it may still be copied.
 struct TransferParams {
-    std::byte* tier = nullptr;      ///< large tier; fetch reads it, write-through writes it
+    std::byte* tier = nullptr; ///< large tier; fetch reads it, write-through writes it
     std::uint64_t tier_bytes = 0;
-    std::byte* slots = nullptr;     ///< slot s at s * slot_stride
+    std::byte* slots = nullptr; ///< slot s at s * slot_stride
     std::uint64_t slot_stride = 0;
     std::int32_t slot_count = 0;
-    std::uint32_t unit_bytes = 0;   ///< of a piece: a multiple of 16
+    std::uint32_t unit_bytes = 0; ///< of a piece: a multiple of 16
     const TransferPiece* pieces = nullptr;
     const std::int32_t* count = nullptr;
-    std::int32_t first = 0;         ///< this launch takes pieces [first, min(*count, first + most))
+    std::int32_t first = 0; ///< this launch takes pieces [first, min(*count, first + most))
     std::int32_t most = 0;
     const std::uint32_t* generation = nullptr; ///< [slot_count]
-    std::uint32_t* marks = nullptr;            ///< [slot_count] generation that is complete: in the slot (fetch), in the tier (write-through)
-    std::uint32_t* layer_over = nullptr;       ///< [layers] pieces of the layer that are over, done or not; released after their marks
+    std::uint32_t* marks = nullptr;      ///< [slot_count] generation that is complete: in the slot (fetch), in the tier (write-through)
+    std::uint32_t* layer_over = nullptr; ///< [layers] pieces of the layer that are over, done or not; released after their marks
     std::int32_t layers = 0;
     TransferCounters* counters = nullptr;
     TransferTicket* ticket = nullptr;

@@ -17,17 +17,17 @@
 namespace oasis::cuda {
 
 struct HostTierOptions {
-    std::size_t bytes = 0;                             ///< rounded up to 4 MiB
-    std::size_t chunk_bytes = std::size_t{1} << 30;    ///< of one cudaHostRegister, which fails beyond 512 GiB
-    int threads = 0;                                   ///< that touch the pages; 0: one per processor, at most 8, which was faster than 16
-    bool huge_pages = true;                            ///< ask for them; on a fragmented host that can take long
+    std::size_t bytes = 0;                          ///< rounded up to 4 MiB
+    std::size_t chunk_bytes = std::size_t{1} << 30; ///< of one cudaHostRegister, which fails beyond 512 GiB
+    int threads = 0;                                ///< that touch the pages; 0: one per processor, at most 8, which was faster than 16
+    bool huge_pages = true;                         ///< ask for them; on a fragmented host that can take long
     bool check_available = true; ///< refuse more than the host says it has; off for virtual machines whose memory grows as it is used
 };
 
 /// A host tier that could not be had. Nothing is held.
 struct PinFailure {
-    Full full{};             ///< names the tier: asked for, and pinned before it failed
-    std::string reason{};    ///< of the system or of CUDA
+    Full full{};          ///< names the tier: asked for, and pinned before it failed
+    std::string reason{}; ///< of the system or of CUDA
 };
 
 /// Owns the memory; move-only. Addresses are the same on host and device, and kernels see one range; a copy by the runtime must not
@@ -38,8 +38,11 @@ public:
     static std::optional<HostTier> try_create(const HostTierOptions& options, PinFailure& failure);
 
     HostTier(HostTier&& other) noexcept
-        : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), chunk_bytes_(other.chunk_bytes_),
-          registered_(std::exchange(other.registered_, 0)), seconds_(other.seconds_)
+        : data_(std::exchange(other.data_, nullptr)),
+          bytes_(std::exchange(other.bytes_, 0)),
+          chunk_bytes_(other.chunk_bytes_),
+          registered_(std::exchange(other.registered_, 0)),
+          seconds_(other.seconds_)
     {
     }
     HostTier& operator=(HostTier&& other) noexcept

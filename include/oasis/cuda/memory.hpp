@@ -18,7 +18,8 @@ namespace detail {
 
 template <class T> std::size_t checked_bytes(std::size_t count)
 {
-    expects(count <= std::numeric_limits<std::size_t>::max() / sizeof(T), "CUDA memory: ", count, " elements of ", sizeof(T), " bytes overflow.");
+    expects(count <= std::numeric_limits<std::size_t>::max() / sizeof(T), "CUDA memory: ", count, " elements of ", sizeof(T),
+            " bytes overflow.");
     return count * sizeof(T);
 }
 
@@ -43,8 +44,7 @@ struct PinnedMemory {
 };
 
 /// `size` elements, uninitialised; nothing is allocated for none. Move-only.
-template <class T, class Memory>
-class Buffer {
+template <class T, class Memory> class Buffer {
     static_assert(std::is_trivially_copyable_v<T>, "buffers hold trivially copyable types");
 
 public:
@@ -85,16 +85,15 @@ template <class T = std::byte> using PinnedBuffer = detail::Buffer<T, detail::Pi
 
 /// Copies `source` to `target` in the queue's order. Host memory must be pinned for the call not to block, and must stay
 /// as it is until the copy has run.
-template <class T>
-void enqueue_copy(Queue queue, T* target, std::type_identity_t<std::span<const T>> source)
+template <class T> void enqueue_copy(Queue queue, T* target, std::type_identity_t<std::span<const T>> source)
 {
     if (source.empty()) { return; }
-    check(::cudaMemcpyAsync(target, source.data(), source.size_bytes(), cudaMemcpyDefault, queue.stream()), "cudaMemcpyAsync of ", source.size_bytes(), " bytes");
+    check(::cudaMemcpyAsync(target, source.data(), source.size_bytes(), cudaMemcpyDefault, queue.stream()), "cudaMemcpyAsync of ",
+          source.size_bytes(), " bytes");
 }
 
 /// Sets every byte of `count` elements at `target` to `value`.
-template <class T>
-void enqueue_fill(Queue queue, T* target, std::size_t count, std::uint8_t value)
+template <class T> void enqueue_fill(Queue queue, T* target, std::size_t count, std::uint8_t value)
 {
     if (count == 0) { return; }
     check(::cudaMemsetAsync(target, value, count * sizeof(T), queue.stream()), "cudaMemsetAsync of ", count * sizeof(T), " bytes");

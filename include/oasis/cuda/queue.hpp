@@ -66,7 +66,8 @@ public:
 
     explicit Event(Kind kind = Kind::kOrder)
     {
-        check(::cudaEventCreateWithFlags(&event_, kind == Kind::kTimed ? cudaEventDefault : cudaEventDisableTiming), "cudaEventCreateWithFlags");
+        check(::cudaEventCreateWithFlags(&event_, kind == Kind::kTimed ? cudaEventDefault : cudaEventDisableTiming),
+              "cudaEventCreateWithFlags");
     }
     Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
     Event& operator=(Event&& other) noexcept

@@ -18,8 +18,7 @@ __device__ inline float warp_max(float x)
 }
 
 /// One row by one warp: scale = amax / 127 rounded up to f16, at most 65504; codes to nearest even; NaN is 0.
-template <class Element>
-__device__ void encode_row(const Element* row, int d, std::int8_t* codes, f16* scale_to)
+template <class Element> __device__ void encode_row(const Element* row, int d, std::int8_t* codes, f16* scale_to)
 {
     const int lane = threadIdx.x % 32;
     float x[8];
@@ -43,16 +42,14 @@ __device__ void encode_row(const Element* row, int d, std::int8_t* codes, f16* s
 }
 
 /// What is read back where a coded value is needed in the element type.
-template <class Element>
-__device__ float decoded(std::int8_t code, float scale)
+template <class Element> __device__ float decoded(std::int8_t code, float scale)
 {
     const float bound = std::is_same_v<Element, f16> ? kMaxF16 : 3.402823466e38F;
     const float x = fminf(fmaxf(static_cast<float>(code) * scale, -bound), bound);
     return oasis::to_float(from_float<Element>(x));
 }
 
-template <class Element>
-__device__ void encode_block(const SealParams& p, const SealJob& job)
+template <class Element> __device__ void encode_block(const SealParams& p, const SealJob& job)
 {
     const HeadBlockLayout& layout = p.head_block;
     const int d = layout.head_dim;
@@ -63,7 +60,9 @@ __device__ void encode_block(const SealParams& p, const SealJob& job)
     for (int row = threadIdx.x / 32; row < 2 * layout.block_tokens; row += kSealThreads / 32) {
         encode_row(native + std::size_t(row) * d, d, codes + std::size_t(row) * d, scales + row);
     }
-    for (std::size_t at = layout.int8_tag_offset() + threadIdx.x; at < layout.int8_bytes(); at += kSealThreads) { coded[at] = std::byte{0}; }
+    for (std::size_t at = layout.int8_tag_offset() + threadIdx.x; at < layout.int8_bytes(); at += kSealThreads) {
+        coded[at] = std::byte{0};
+    }
     if (p.summary.planes == 0 || job.group < 0) { return; }
     __syncthreads();
     const int tokens = p.summary.options.tokens;
@@ -89,8 +88,7 @@ __device__ inline void copy_bytes(const std::byte* from, std::byte* to, std::siz
     }
 }
 
-template <class Element>
-__global__ void __launch_bounds__(kSealThreads) seal_blocks(const SealParams p)
+template <class Element> __global__ void __launch_bounds__(kSealThreads) seal_blocks(const SealParams p)
 {
     const int count = min(*p.job_count, p.max_jobs);
     for (int i = blockIdx.x; i < count; i += gridDim.x) {
@@ -165,7 +163,9 @@ __device__ inline AffineScale code_channel(const float (&value)[2], std::uint64_
     const float step = __double2float_rn(__ddiv_rn(__dsub_rn(high, zero), static_cast<double>(max_code)));
     const bool down = rounding == Rounding::kDown;
     result.scale = down ? to_f16_down(step) : to_f16_up(step);
-    while (!down && __dadd_rn(zero, __dmul_rn(oasis::to_float(result.scale), static_cast<double>(max_code))) < high) { result.scale = next_up(result.scale); }
+    while (!down && __dadd_rn(zero, __dmul_rn(oasis::to_float(result.scale), static_cast<double>(max_code))) < high) {
+        result.scale = next_up(result.scale);
+    }
     const double scale = oasis::to_float(result.scale);
     if (scale == 0.0) { return result; } // a range below f16, rounded down
     for (int h = 0; h < 2; ++h) {
@@ -175,16 +175,16 @@ __device__ inline AffineScale code_channel(const float (&value)[2], std::uint64_
 }
 
 /// Channel `c` of a group; `channels()` is the spread.
-__device__ inline AffineScale close_channel(const SummaryLayout& layout, const std::byte* native, std::byte* coded, int c, std::uint64_t valid)
+__device__ inline AffineScale close_channel(const SummaryLayout& layout, const std::byte* native, std::byte* coded, int c,
+                                            std::uint64_t valid)
 {
     const int lane = threadIdx.x % 32;
     const bool is_spread = c == layout.channels();
-    const auto* from = reinterpret_cast<const f16*>(native + (is_spread ? layout.native_spread_offset() : sizeof(SummaryHeader) + c * layout.native_channel_bytes()));
+    const auto* from = reinterpret_cast<const f16*>(
+        native + (is_spread ? layout.native_spread_offset() : sizeof(SummaryHeader) + c * layout.native_channel_bytes()));
     const float value[2] = {oasis::to_float(from[lane]), oasis::to_float(from[lane + 32])};
     const bool four = !is_spread && layout.options.code == SummaryCode::kInt4;
-    const auto rounding = !layout.upper_bound                      ? Rounding::kNearest
-                          : is_spread || c < layout.head_dim ? Rounding::kUp
-                                                                   : Rounding::kDown;
+    const auto rounding = !layout.upper_bound ? Rounding::kNearest : is_spread || c < layout.head_dim ? Rounding::kUp : Rounding::kDown;
     int codes[2];
     const AffineScale affine = code_channel(value, valid, four ? 15 : 255, rounding, codes);
     if (is_spread) {

@@ -12,8 +12,7 @@
 namespace oasis::cuda {
 
 /// Pinned buffers used in turn, each guarded by an event: none is written again before the copy that reads it has run.
-template <class T>
-class StagingRing {
+template <class T> class StagingRing {
 public:
     /// `depth` buffers of `capacity` elements: how many uploads the host may be ahead.
     StagingRing(std::size_t capacity, std::size_t depth)
@@ -35,8 +34,8 @@ public:
     void enqueue(Queue queue, T* target, std::size_t count)
     {
         Entry& entry = entries_[at_];
-        detail::expects(!entry.used && count <= entry.memory.size(), "StagingRing: enqueue of ", count, " of ", entry.memory.size(), " elements",
-                        entry.used ? " without a call of next" : "");
+        detail::expects(!entry.used && count <= entry.memory.size(), "StagingRing: enqueue of ", count, " of ", entry.memory.size(),
+                        " elements", entry.used ? " without a call of next" : "");
         enqueue_copy(queue, target, std::span<const T>(entry.memory.data(), count));
         entry.copied.record(queue);
         entry.used = true;

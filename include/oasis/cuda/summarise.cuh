@@ -43,8 +43,7 @@ __device__ inline float round_up(float x) { return fminf(oasis::to_float(to_f16_
 __device__ inline float round_down(float x) { return fmaxf(oasis::to_float(to_f16_down(x)), -kMaxF16); }
 
 /// `key(t, c)` gives channel c of token t as float. All 32 lanes call it; what idle halves get is not used.
-template <class Key>
-__device__ void summarise(const SummaryLayout& layout, int tokens, Key&& key, SubBlockSummary& out)
+template <class Key> __device__ void summarise(const SummaryLayout& layout, int tokens, Key&& key, SubBlockSummary& out)
 {
     const int lane = threadIdx.x % 16;
     const int channels = layout.head_dim / 16;
@@ -141,7 +140,8 @@ __device__ inline void store_sub_block(const SummaryLayout& layout, std::byte* g
         if (lane + 16 * k >= layout.head_dim) { break; }
         for (int p = 0; p < layout.planes; ++p) {
             const std::size_t channel = std::size_t(p) * layout.head_dim + lane + 16 * k;
-            store_element(planes + channel * layout.native_channel_bytes(), slot, p == 0 ? summary.plane[0][k] : summary.plane[1][k], keep_f32);
+            store_element(planes + channel * layout.native_channel_bytes(), slot, p == 0 ? summary.plane[0][k] : summary.plane[1][k],
+                          keep_f32);
         }
     }
     if (lane != 0) { return; }
@@ -163,7 +163,11 @@ __device__ inline void store_tail(const SummaryLayout& layout, std::byte* tail, 
         if (layout.planes == 2) { planes[layout.head_dim + lane + 16 * k] = summary.plane[1][k]; }
     }
     auto* words = reinterpret_cast<std::uint32_t*>(tail);
-    words[lane] = lane == 0 ? __float_as_uint(log_tokens) : lane == 1 ? __float_as_uint(__fmul_rn(summary.root, summary.root)) : lane == 2 ? summary.poisoned : lane == 3 ? summary.unbounded : 0U;
+    words[lane] = lane == 0   ? __float_as_uint(log_tokens)
+                  : lane == 1 ? __float_as_uint(__fmul_rn(summary.root, summary.root))
+                  : lane == 2 ? summary.poisoned
+                  : lane == 3 ? summary.unbounded
+                              : 0U;
 }
 
 } // namespace oasis::cuda::kernels
