@@ -57,7 +57,7 @@ run_stage() {
         nvcc="$(find_nvcc)" || { say "cuda: skipped: no nvcc (12.4 or newer) in PATH or /usr/local/cuda/bin"; return; }
         # What does not depend on CUDA is built and tested by the stage cpu.
         options+=(-DCMAKE_CUDA_COMPILER="$nvcc" -DOASIS_BUILD_EXAMPLES=OFF)
-        targets=(--target cuda_all)
+        targets=(--target cuda_all oasis_cuda_verify_interface_header_sets)
         tests=(--label-regex '^cuda$')
         ;;
     fuzz)
