@@ -224,6 +224,13 @@ TEST(Load, RefusesWhatItDoesNotDoInGguf)
     OASIS_EXPECT_HAS(error_of([&] { return load_gguf(bias); }), "blk.1.attn_q.bias is not known");
 }
 
+TEST(Load, EndsOfTextAndOfTurnBothEnd)
+{
+    auto writer = TinyModel().gguf();
+    writer.key_u32("tokenizer.ggml.eot_token_id", 256);
+    EXPECT_EQ(load_gguf(writer)->config.eos, (std::vector<TokenId>{258, 256}));
+}
+
 TEST(Load, IdsTellModelsApart)
 {
     TinyModel changed;
