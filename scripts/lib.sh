@@ -13,7 +13,15 @@ OASIS_PACKAGES_BUILD=(g++ cmake ninja-build ccache pkg-config libhwy-dev libxxha
 OASIS_PACKAGES_EXAMPLE=(libfmt-dev libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev liblzma-dev)
 OASIS_PACKAGES_TEST=(libgtest-dev libgmock-dev libbenchmark-dev binutils python3)
 OASIS_PACKAGES_FUZZ=(clang-19 libclang-rt-19-dev)
+OASIS_PACKAGES_DOCS=(doxygen python3)
 OASIS_PACKAGES_MODEL=(python3 python3-pip python3-venv unzip ca-certificates)
+
+# What run_example.sh runs on the model: 6,000 tokens of a real text, then a question about it. Every step reads and keeps
+# a small part of the context. The draft head guesses tokens, which are verified several at a time. All tiers are RAM
+# here, so there is nothing to fetch ahead.
+OASIS_EXAMPLE=(--chat --file /usr/share/common-licenses/GPL-3 --tokens 6000
+    --prompt "What is this text? Answer in two sentences." --max-tokens 96 --attend-budget 1024
+    --draft mtp --draft-window 64 --lookahead none)
 
 say() { printf '== %s\n' "$*"; }
 

@@ -15,12 +15,6 @@ say "building the example decoder"
 cmake -S "$OASIS_ROOT" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DOASIS_BUILD_TESTS=OFF -DOASIS_BUILD_BENCH=OFF
 cmake --build "$build" --parallel "$(build_jobs)" --target oasis-decode
 
-if (($# == 0)); then
-    # 6,000 tokens of a real text, then a question about it: every step reads and keeps a small part of the context. The
-    # model's draft head guesses tokens, which are verified several at a time.
-    set -- run "$OASIS_MODEL" --chat --file /usr/share/common-licenses/GPL-3 --tokens 6000 \
-        --prompt "What is this text? Answer in two sentences." --max-tokens 96 --attend-budget 1024 \
-        --draft mtp --draft-window 64 --lookahead none # all tiers are RAM here: nothing to fetch ahead
-fi
+(($#)) || set -- run "$OASIS_MODEL" "${OASIS_EXAMPLE[@]}"
 say "oasis-decode $*"
 exec "$build/examples/decoder/oasis-decode" "$@"
