@@ -163,7 +163,7 @@ const std::vector<BadInput> kTexts = {
      [](Scene& s) {
          return compare_with(s, "0123456789", {"--tokens", "400"});
      }},
-    {"NoChatForm", "the model has no chat form",
+    {"NoChatForm", "the model has no chat template",
      [](Scene& s) {
          return run_with(s, {"--prompt", "x", "--chat"});
      }},

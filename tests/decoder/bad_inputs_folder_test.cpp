@@ -113,8 +113,8 @@ const std::vector<BadInput> kFolders = {
          std::filesystem::remove(s.folder / "model" / "tokenizer.json");
          return arguments;
      }},
-    {"NegativeTokenId", "\"id\" is -1, not an integer from 0", [](Scene& s) { return with_token(s, -1); }},
-    {"HugeTokenId", "\"id\" is 1099511627776, not an integer",
+    {"NegativeTokenId", "\"ab\" has the id -1, not an integer from 0", [](Scene& s) { return with_token(s, -1); }},
+    {"HugeTokenId", "has the id 1099511627776, not an integer",
      [](Scene& s) { return with_token(s, std::int64_t{1} << 40); }},
     {"MoreTokensThanRows", "the tokenizer has 301 tokens, the embedding 259",
      [](Scene& s) { return with_token(s, 300); }},

@@ -152,7 +152,7 @@ const std::vector<BadInput> kModel = {
          s.gguf.key_string("tokenizer.ggml.model", "nosuch");
          return run_gguf(s);
      }},
-    {"MergeOfUnknownTokens", "merge 0 uses a token that the vocabulary lacks: xyz",
+    {"MergeOfUnknownTokens", "merge 0 uses a token that the vocabulary lacks: \"xyz\"",
      [](Scene& s) {
          without_key(s, "tokenizer.ggml.merges");
          s.gguf.key_strings("tokenizer.ggml.merges", {"xyz b"});

@@ -178,8 +178,8 @@ TEST_F(Process, AFileThatShrinksWhileItIsReadEndsItWithASentence)
 TEST_F(Process, LittleMemoryIsASentence)
 {
     if (kSanitized) { GTEST_SKIP() << "the sanitizer reserves more addresses than any limit leaves"; }
-    // The files are 29 MB; with 12 MiB the program itself starts, with 56 it still cannot do its work.
-    for (const std::uint64_t mebibytes : {12, 24, 36, 48, 56}) {
+    // The files are 29 MB; with 16 MiB the program itself starts, with 56 it still cannot do its work.
+    for (const std::uint64_t mebibytes : {16, 24, 36, 48, 56}) {
         SCOPED_TRACE(mebibytes);
         const Ended ended = decode({"run", OASIS_TEST_DATA_DIR "/retrieval-14m", "--prompt", "ab", "--threads", "2"},
                                    [&] { limit(RLIMIT_AS, mebibytes << 20); });

@@ -388,7 +388,7 @@ TEST(LosslessLong, ChatAnswersAreTheSameWhateverIsDrafted)
     if (smollm2_path().empty()) { GTEST_SKIP() << "SmolLM2-135M-Instruct.Q4_1.gguf is not in $OASIS_TEST_MODEL_DIR"; }
     const std::unique_ptr<Engine> engine = open(smollm2_path());
     const std::vector<ChatMessage> question{{"user", "Give me a recipe for a simple vegetable soup."}};
-    const Start start(*engine, encode_chat(engine->model->tokenizer, question));
+    const Start start(*engine, Chat(engine->model->tokenizer).encode(question));
     for (std::uint64_t seed = 0; seed < 10; ++seed) {
         SCOPED_TRACE(seed);
         Way way{.settings = narrow(), .tokens = 64, .temperature = seed ? 0.8 : 0.0, .seed = seed};

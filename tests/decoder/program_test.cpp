@@ -245,7 +245,9 @@ TEST_F(Program, FailuresAreOneLineAndExitCodeOne)
     std::ofstream(folder_ / "long.txt") << std::string(40000, '7');
     EXPECT_THAT(fails({"run", kModel, "--file", path("long.txt")}),
                 HasSubstr("40000 tokens, the model's context is 32768"));
-    EXPECT_THAT(fails({"run", kModel, "--prompt", "x", "--chat"}), HasSubstr("im_start"));
+    EXPECT_THAT(fails({"run", kModel, "--prompt", "x", "--chat"}), HasSubstr("name one: chatml, llama2"));
+    EXPECT_THAT(fails({"run", kModel, "--prompt", "x", "--chat", "--chat-template", "chatml"}),
+                HasSubstr("needs the special token <|im_start|>"));
 }
 
 TEST_F(Program, UsageErrorsAreOneLineAndExitCodeTwo)

@@ -182,9 +182,10 @@ TEST(CommandLine, OptionsReachTheCommand)
     EXPECT_EQ(config(c.settings).block_code, oasis::BlockCode::kInt8);
     EXPECT_EQ(config(c.settings).reduction, oasis::GroupReduction::kMax);
     const Command r = parsed({"run", "model", "--prompt", "hi", "--temp", "0.7", "--top-p", "0.9", "--seed", "7",
-                              "--max-tokens", "3", "--chat"});
+                              "--max-tokens", "3", "--chat", "--chat-template", "llama3.1"});
     EXPECT_EQ(r.verb, Verb::kRun);
     EXPECT_TRUE(r.chat);
+    EXPECT_EQ(r.chat_template, "llama3.1");
     EXPECT_DOUBLE_EQ(r.top_p, 0.9);
 }
 
@@ -206,6 +207,9 @@ TEST(CommandLine, UsageErrorsNameTheValue)
     EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--draft", "magic"}), HasSubstr("magic"));
     EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--draft-tokens", "8"}), HasSubstr("'8'"));
     EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--cap", "7"}), HasSubstr("7"));
+    EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--chat-template", "llama3"}), HasSubstr("requires --chat"));
+    EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--chat", "--chat-template", "zephyr"}),
+                HasSubstr("'zephyr': expected one of chatml, llama2"));
     EXPECT_THAT(refused({"eval", "m"}), HasSubstr("--tasks"));
     EXPECT_THAT(refused({"eval", "m", "--tasks", "a", "--generate", "list"}), HasSubstr("--generate"));
     EXPECT_THAT(refused({"eval", "m", "--generate", "poetry"}), HasSubstr("poetry"));

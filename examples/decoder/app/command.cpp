@@ -4,6 +4,7 @@
 #include "app/report.hpp"
 #include "app/tasks.hpp"
 #include "app/terminal.hpp"
+#include "model/chat.hpp"
 
 #include <oasis/core/validate.hpp>
 #include <oasis/version.hpp>
@@ -98,7 +99,18 @@ void add_run(CLI::App& app, Command& command)
     app.add_option("--tokens", command.tokens, "cut the file's text to N tokens")
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
         ->type_name("N");
-    app.add_flag("--chat", command.chat, "put the prompt into the model's chat form");
+    CLI::Option* const chat = app.add_flag("--chat", command.chat, "put the prompt into the model's chat form");
+    app.add_option_function<std::string>(
+           "--chat-template",
+           [&command](const std::string& name) {
+               if (!chat_template_named(name)) {
+                   throw UsageError(fmt::format("--chat-template '{}': expected one of {}", name, chat_template_names()));
+               }
+               command.chat_template = name;
+           },
+           "the chat form, where the model's files do not tell: " + chat_template_names())
+        ->needs(chat)
+        ->type_name("NAME");
     app.add_option("--seed", command.seed, "seed of the sampling")->type_name("N");
     app.add_option("--temp", command.temperature, "temperature; 0: the likeliest token")
         ->check(CLI::Range(0.0, 100.0))

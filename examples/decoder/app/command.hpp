@@ -36,6 +36,7 @@ struct Command {
 
     std::string prompt{};
     bool chat = false;
+    std::string chat_template{}; ///< empty: the model's
     std::uint64_t seed = 0;
     double temperature = 0;
     double top_p = 1;

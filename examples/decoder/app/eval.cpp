@@ -102,7 +102,8 @@ struct Item {
 /// The end mark is part of the answer: a model that goes on has not answered.
 Item tokenise(const Task& task, const Tokenizer& tokenizer, const ModelConfig& config)
 {
-    Item out{{task.task, task.length}, tokenizer.encode_prompt(task.prompt), {}, tokenizer.encode(task.answer)};
+    Item out{{task.task, task.length}, tokenizer.encode_prompt(task.prompt), {},
+             tokenizer.encode(task.answer, Specials::kAsText, Tokenizer::Place::kContinues)};
     if (out.prefix.empty() || out.expected.empty()) {
         throw oasis::Error(fmt::format("{}: the prompt or the answer has no tokens", task.id));
     }

@@ -23,7 +23,15 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-std::vector<oasis::TokenId> prompt_ids(const Command& command, const Tokenizer& tokenizer, std::int64_t context)
+/// The model's chat form, if the command asks for it.
+std::optional<Chat> chat_of(const Command& command, const Tokenizer& tokenizer, const ModelConfig& config)
+{
+    if (!command.chat) { return std::nullopt; }
+    return Chat(tokenizer, command.chat_template, config.architecture);
+}
+
+std::vector<oasis::TokenId> prompt_ids(const Command& command, const Tokenizer& tokenizer, const std::optional<Chat>& chat,
+                                       std::int64_t context)
 {
     std::string text;
     if (!command.file.empty()) {
@@ -37,7 +45,7 @@ std::vector<oasis::TokenId> prompt_ids(const Command& command, const Tokenizer& 
     }
     text += command.prompt;
     const std::vector<ChatMessage> messages{{"user", text}};
-    std::vector<oasis::TokenId> ids = command.chat ? encode_chat(tokenizer, messages) : tokenizer.encode_prompt(text);
+    std::vector<oasis::TokenId> ids = chat ? chat->encode(messages) : tokenizer.encode_prompt(text);
     if (text.empty() || ids.empty()) { throw oasis::Error("the prompt is empty: there is nothing to continue"); }
     if (static_cast<std::int64_t>(ids.size()) >= context) {
         throw oasis::Error(fmt::format("the prompt has {} tokens, the model's context is {}: cut it with --tokens",
@@ -58,13 +66,14 @@ struct Written {
 
 class Writer {
 public:
-    Writer(Engine& engine, const Command& command, Session& session)
-        : engine_(engine),
+    Writer(Engine& engine, const Command& command, const std::optional<Chat>& chat, Session& session)
+        : ends_(engine.config().eos),
           sampler_(command.temperature, command.top_p, command.seed),
           session_(session),
           prompt_(session.length()),
           stream_(engine.model->tokenizer)
     {
+        if (chat) { ends_.push_back(chat->end()); }
     }
 
     /// Chooses from `logits`, prints, and says whether to go on.
@@ -72,8 +81,7 @@ public:
     {
         const oasis::TokenId token = sampler_.pick(logits, prompt_ + static_cast<std::int64_t>(out.tokens.size()));
         out.tokens.push_back(token);
-        const auto& eos = engine_.config().eos;
-        out.ended = std::find(eos.begin(), eos.end(), token) != eos.end();
+        out.ended = std::find(ends_.begin(), ends_.end(), token) != ends_.end();
         if (!out.ended) { put(stream_.push(token)); }
         return !out.ended;
     }
@@ -103,7 +111,7 @@ public:
     }
 
 private:
-    Engine& engine_;
+    std::vector<oasis::TokenId> ends_; ///< what ends the text: the model's end marks, and the chat form's
     Sampler sampler_;
     Session& session_;
     std::int64_t prompt_;
@@ -248,7 +256,8 @@ void run(const Command& command, const CacheMaker& maker)
 {
     if (command.dry_run) {
         const ModelHead head = read_head(command.model);
-        const auto ids = prompt_ids(command, head.tokenizer, head.config.context);
+        const auto ids =
+            prompt_ids(command, head.tokenizer, chat_of(command, head.tokenizer, head.config), head.config.context);
         print_memory_plan(command, maker, head,
                           std::min(static_cast<std::int64_t>(ids.size()) + command.max_tokens, head.config.context),
                           command.dense_column);
@@ -256,7 +265,8 @@ void run(const Command& command, const CacheMaker& maker)
     }
     const std::unique_ptr<Engine> engine = open_engine(command, maker);
     const oasis::ModelShape shape = engine->config().shape();
-    const auto ids = prompt_ids(command, engine->model->tokenizer, engine->config().context);
+    const auto chat = chat_of(command, engine->model->tokenizer, engine->config());
+    const auto ids = prompt_ids(command, engine->model->tokenizer, chat, engine->config().context);
     const auto prompt = static_cast<std::int64_t>(ids.size());
     const std::int64_t context = std::min(prompt + command.max_tokens, engine->config().context);
     SparseCache cache = sparse_cache(command, command.settings, maker, shape, context);
@@ -276,7 +286,7 @@ void run(const Command& command, const CacheMaker& maker)
         const std::vector<float> first(logits.begin(), logits.end());
         const double prefill_seconds = seconds_since(begin);
         if (cache.drawing) { cache.drawing->on = !command.trace.empty(); }
-        written = Writer(*engine, command, session).write(first, context - prompt);
+        written = Writer(*engine, command, chat, session).write(first, context - prompt);
         written.prefill_seconds = prefill_seconds;
         written.peak_bytes = peak_memory();
     }
@@ -295,6 +305,7 @@ void run(const Command& command, const CacheMaker& maker)
     put("\n" + summary_table(summary, written, dense) + "\n" + sentence(summary, written, dense));
     Report report = new_report("run", command, *engine);
     report["partial"] = written.stopped || interrupted();
+    if (chat) { report["chat_template"] = name_of(chat->chat_template()); }
     report["text"] = engine->model->tokenizer.decode(written.tokens);
     report["configurations"].push_back(configuration_json(command, summary, written, dense));
     write_report(command.json, report);

@@ -62,11 +62,9 @@ ModelHead read_head(const std::filesystem::path& path)
     constexpr std::uint64_t most_bytes = 100'000'000;
     if (is_folder(path)) {
         const auto config_path = path / "config.json";
-        const auto tokenizer_path = path / "tokenizer.json";
         Weights weights = weights_of(SafetensorsFolder(path));
-        return {config_from_json(read_json(config_path, most_bytes), config_path.string()),
-                Tokenizer::from_json(read_json(tokenizer_path, most_bytes), tokenizer_path.string()), weights.bytes,
-                std::move(weights.types)};
+        return {config_from_json(read_json(config_path, most_bytes), config_path.string()), Tokenizer::from_folder(path),
+                weights.bytes, std::move(weights.types)};
     }
     const GgufFile file(path);
     Weights weights = weights_of(file);

@@ -294,13 +294,18 @@ std::optional<std::int64_t> GgufFile::integer(std::string_view key) const
     return integer_at(found->type, found->begin, key);
 }
 
+double GgufFile::number_at(GgufType type, std::uint64_t offset, std::string_view key) const
+{
+    if (type == GgufType::kF32) { return load<float>(file_, offset, key); }
+    if (type == GgufType::kF64) { return load<double>(file_, offset, key); }
+    return static_cast<double>(integer_at(type, offset, key));
+}
+
 std::optional<double> GgufFile::number(std::string_view key) const
 {
     const Value* found = value(key);
     if (!found) { return std::nullopt; }
-    if (found->type == GgufType::kF32) { return load<float>(file_, found->begin, key); }
-    if (found->type == GgufType::kF64) { return load<double>(file_, found->begin, key); }
-    return static_cast<double>(integer_at(found->type, found->begin, key));
+    return number_at(found->type, found->begin, key);
 }
 
 std::optional<bool> GgufFile::flag(std::string_view key) const
@@ -345,6 +350,18 @@ std::vector<std::int64_t> GgufFile::integers(std::string_view key) const
     if (found->type != GgufType::kArray) { fail(label(), ": key ", key, " is not an array of integers"); }
     for (std::uint64_t i = 0; i < found->count; ++i) {
         out.push_back(integer_at(found->element, found->begin + i * payload_bytes(found->element), key));
+    }
+    return out;
+}
+
+std::vector<double> GgufFile::numbers(std::string_view key) const
+{
+    std::vector<double> out;
+    const Value* found = value(key);
+    if (!found) { return out; }
+    if (found->type != GgufType::kArray) { fail(label(), ": key ", key, " is not an array of numbers"); }
+    for (std::uint64_t i = 0; i < found->count; ++i) {
+        out.push_back(number_at(found->element, found->begin + i * payload_bytes(found->element), key));
     }
     return out;
 }

@@ -51,6 +51,7 @@ public:
     std::optional<std::string> string(std::string_view key) const;
     std::vector<std::string> strings(std::string_view key) const;   ///< empty when absent
     std::vector<std::int64_t> integers(std::string_view key) const; ///< empty when absent
+    std::vector<double> numbers(std::string_view key) const;        ///< empty when absent
 
     /// The bytes before the tensor data: metadata and tensor descriptions.
     std::span<const std::byte> bytes() const { return file_.bytes(); }
@@ -70,6 +71,7 @@ private:
     void place_tensors();
     const Value* value(std::string_view key) const;
     std::int64_t integer_at(GgufType type, std::uint64_t offset, std::string_view key) const;
+    double number_at(GgufType type, std::uint64_t offset, std::string_view key) const;
 
     MappedFile file_;
     std::map<std::string, Value, std::less<>> values_;

@@ -9,7 +9,6 @@ namespace oasis_decode {
 namespace {
 
 constexpr std::uint64_t kMostConfigBytes = 16'000'000;
-constexpr std::uint64_t kMostTokenizerBytes = 100'000'000;
 
 struct GlobalNames {
     const char* embedding;
@@ -97,13 +96,12 @@ std::shared_ptr<const LoadedModel> load_folder(const std::filesystem::path& fold
     const auto config_path = folder / "config.json";
     const Json config = read_json(config_path, kMostConfigBytes);
     model->config = config_from_json(config, config_path.string());
-    const auto tokenizer_path = folder / "tokenizer.json";
-    model->tokenizer = Tokenizer::from_json(read_json(tokenizer_path, kMostTokenizerBytes), tokenizer_path.string());
+    model->tokenizer = Tokenizer::from_folder(folder);
     const SafetensorsFolder source(folder);
     read_weights(*model, source, kHfNames, false);
     Sha256 hash;
     hash.update(MappedFile(config_path).bytes());
-    hash.update(MappedFile(tokenizer_path).bytes());
+    hash.update(MappedFile(tokenizer_path(folder)).bytes());
     for (const auto& file : source.files()) { hash.update(file->bytes()); }
     model->id = hash.hex();
     return model;

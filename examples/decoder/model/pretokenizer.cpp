@@ -4,13 +4,17 @@
 #include "model/byte_level.hpp"
 #include "model/mapped_file.hpp"
 
+#include <cctype>
+
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
 namespace oasis_decode {
 namespace {
 
-const std::string kSpace =
+constexpr std::size_t kMostStages = 16;
+
+constexpr std::string_view kSpace =
     R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
 std::string pcre2_text(int code)
@@ -20,26 +24,97 @@ std::string pcre2_text(int code)
     return buffer;
 }
 
+// `\s` spelt out, because PCRE2's has one character more than Unicode's; what else the dialects read differently
+// is refused.
+class Translation {
+public:
+    explicit Translation(std::string_view expression) : in_(expression)
+    {
+        for (; at_ < in_.size(); ++at_) {
+            if (in_[at_] == '\\') {
+                escape();
+            } else if (in_class_) {
+                class_character();
+            } else {
+                plain_character();
+            }
+        }
+    }
+    std::string text() && { return std::move(out_); }
+
+private:
+    [[noreturn]] void refuse(std::string_view what) const
+    {
+        fail("pre-tokenizer expression ", in_, ": ", what, " at ", at_, " is not supported");
+    }
+    bool follows(std::string_view text) const { return in_.substr(at_).starts_with(text); }
+
+    void escape()
+    {
+        if (at_ + 1 == in_.size()) { refuse("a backslash"); }
+        const char c = in_[++at_];
+        if (c == 's') {
+            out_.append(in_class_ ? "" : "[").append(kSpace).append(in_class_ ? "" : "]");
+        } else if (c == 'S' && !in_class_) {
+            out_.append("[^").append(kSpace).append("]");
+        } else if (std::string_view("SwWbBhHRXKGONyYQE").find(c) != std::string_view::npos) {
+            refuse(std::string("\\") + c);
+        } else {
+            out_ += {'\\', c};
+        }
+    }
+    void class_character()
+    {
+        if (in_[at_] == '[') { refuse("a class in a class"); }
+        if (follows("&&")) { refuse("&&"); }
+        in_class_ = in_[at_] != ']';
+        out_ += in_[at_];
+    }
+    void plain_character()
+    {
+        if (in_[at_] == '[') {
+            in_class_ = true;
+            if (follows("[^")) {
+                ++at_;
+                out_ += '[';
+            }
+        } else if (follows("(?m") || follows("(?x") || follows("(?im") || follows("(?ix") || follows("(*")) {
+            refuse("a flag or verb");
+        }
+        out_ += in_[at_];
+    }
+
+    std::string_view in_;
+    std::string out_;
+    std::size_t at_ = 0;
+    bool in_class_ = false;
+};
+
+void check_room(std::size_t stages)
+{
+    if (stages == kMostStages) { fail("a pre-tokenizer of more than ", kMostStages, " stages"); }
+}
+
 struct FreeMatch {
     void operator()(pcre2_match_data* data) const noexcept { pcre2_match_data_free(data); }
 };
 
 } // namespace
 
-const std::string kGpt2Expression = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" + kSpace + R"(\p{L}\p{N}]+|[)" +
-                                    kSpace + R"(]+(?![^)" + kSpace + R"(])|[)" + kSpace + "]+";
-
 struct Pretokenizer::Stage {
+    Stage() = default; // puts a space before the piece
     explicit Stage(std::string_view expression)
     {
+        const std::string text = Translation(expression).text();
         int code = 0;
         PCRE2_SIZE at = 0;
         // \C would split a character, and the next stage would be handed half of one.
-        compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
-                                 PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &at, nullptr);
-        if (!compiled) {
-            fail("pre-tokenizer expression ", expression, " is not valid at ", at, ": ", pcre2_text(code));
-        }
+        compiled =
+            pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
+                          PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &at, nullptr);
+        if (!compiled) { fail("pre-tokenizer expression ", expression, " is not valid: ", pcre2_text(code)); }
+        // Where no machine code can be made, the interpreter gives the same.
+        static_cast<void>(pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE));
     }
     Stage(const Stage&) = delete;
     Stage& operator=(const Stage&) = delete;
@@ -55,7 +130,14 @@ void Pretokenizer::add_stage(std::string_view expression, Matches matches, bool 
     auto stage = std::make_shared<Stage>(expression);
     stage->matches = matches;
     stage->inverted = inverted;
+    check_room(stages_.size());
     stages_.push_back(std::move(stage));
+}
+
+void Pretokenizer::add_space_stage()
+{
+    check_room(stages_.size());
+    stages_.push_back(std::make_shared<Stage>());
 }
 
 void Pretokenizer::split(std::string_view text, const std::function<void(std::string_view)>& piece) const
@@ -74,14 +156,22 @@ void Pretokenizer::split(std::string_view text, const std::function<void(std::st
     if (at > begin) { split_stage(0, text.substr(begin), piece); }
 }
 
-void Pretokenizer::split_stage(std::size_t index, std::string_view text,
-                               const std::function<void(std::string_view)>& piece) const
+void Pretokenizer::split_stage(std::size_t index, std::string_view text, const Pass& piece) const
 {
     if (text.empty()) { return; }
     if (index == stages_.size()) {
         piece(text);
-        return;
+    } else if (stages_[index]->compiled) {
+        split_matches(index, text, piece);
+    } else if (text.front() == ' ') {
+        split_stage(index + 1, text, piece);
+    } else {
+        split_stage(index + 1, " " + std::string(text), piece);
     }
+}
+
+void Pretokenizer::split_matches(std::size_t index, std::string_view text, const Pass& piece) const
+{
     const Stage& stage = *stages_[index];
     const std::unique_ptr<pcre2_match_data, FreeMatch> data(pcre2_match_data_create(1, nullptr));
     std::size_t held = 0; // where the piece begins that has not been passed on
@@ -104,10 +194,14 @@ void Pretokenizer::split_stage(std::size_t index, std::string_view text,
         }
         done = end;
     };
+    const auto match_from = [&](std::size_t from, std::uint32_t options) {
+        return pcre2_match(stage.compiled, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
+                           PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY | options, data.get(), nullptr);
+    };
     std::size_t from = 0;
     while (from < text.size()) {
-        const int found = pcre2_match(stage.compiled, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                                      PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, data.get(), nullptr);
+        int found = match_from(from, 0);
+        if (found == PCRE2_ERROR_JIT_STACKLIMIT) { found = match_from(from, PCRE2_NO_JIT); }
         if (found == PCRE2_ERROR_NOMATCH) { break; }
         if (found < 0) { fail("pre-tokenizer: ", pcre2_text(found), " in a piece of ", text.size(), " bytes"); }
         const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
@@ -117,6 +211,16 @@ void Pretokenizer::split_stage(std::size_t index, std::string_view text,
     }
     segment(text.size(), stage.inverted);
     pass(text.size());
+}
+
+std::string literal_expression(std::string_view literal)
+{
+    std::string out;
+    for (const char c : literal) {
+        if (c > 0 && std::ispunct(static_cast<unsigned char>(c))) { out += '\\'; }
+        out += c;
+    }
+    return out;
 }
 
 } // namespace oasis_decode

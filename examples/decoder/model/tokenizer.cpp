@@ -2,12 +2,11 @@
 #include "model/tokenizer.hpp"
 
 #include "model/byte_level.hpp"
+#include "model/unicode.hpp"
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
+#include <limits>
 #include <queue>
-#include <utf8proc.h>
 
 namespace oasis_decode {
 namespace {
@@ -17,40 +16,7 @@ std::uint64_t pair_key(TokenId left, TokenId right) noexcept
     return (static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32) | static_cast<std::uint32_t>(right);
 }
 
-std::string printable(std::string_view text)
-{
-    std::string out;
-    for (const char c : text.substr(0, 60)) { out += (c >= 0x20 && c < 0x7F) ? c : '?'; }
-    return out;
-}
-
-// NFC of the parts that are UTF-8; other bytes stay.
-std::string normalised(std::string_view text)
-{
-    std::string out;
-    std::size_t begin = 0;
-    const auto flush = [&](std::size_t end) {
-        if (end == begin) { return; }
-        utf8proc_uint8_t* raw = nullptr;
-        const auto length = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data() + begin),
-                                         static_cast<utf8proc_ssize_t>(end - begin), &raw,
-                                         static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-        const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(raw, &std::free);
-        if (length < 0) { fail("normalisation failed: ", utf8proc_errmsg(length)); }
-        out.append(reinterpret_cast<const char*>(raw), static_cast<std::size_t>(length));
-    };
-    for (std::size_t at = 0; at < text.size();) {
-        const Utf8Step step = next_utf8(text.substr(at));
-        if (!step.valid) {
-            flush(at);
-            out += text[at];
-            begin = at + 1;
-        }
-        at += step.bytes;
-    }
-    flush(text.size());
-    return out;
-}
+std::string quoted(std::string_view bytes) { return shown(Json(std::string(bytes))); }
 
 } // namespace
 
@@ -63,25 +29,22 @@ public:
     void operator()(std::string_view piece, std::vector<TokenId>& out)
     {
         if (tokenizer_.whole_pieces_first_) {
-            if (const auto whole = tokenizer_.plain_.find(std::string(piece)); whole != tokenizer_.plain_.end()) {
+            if (const auto whole = tokenizer_.plain_.find(piece); whole != tokenizer_.plain_.end()) {
                 out.push_back(whole->second);
                 return;
             }
         }
         symbols_.clear();
-        for (const char c : piece) {
-            const TokenId id = tokenizer_.byte_tokens_[static_cast<unsigned char>(c)];
-            if (id < 0) { continue; }
-            const auto i = static_cast<std::int32_t>(symbols_.size());
-            symbols_.push_back({id, i - 1, i + 1});
+        if (tokenizer_.alphabet_ == Alphabet::kBytes) {
+            add_bytes(piece);
+        } else {
+            add_characters(piece);
         }
         if (symbols_.empty()) { return; }
         symbols_.back().next = -1;
         for (std::size_t i = 0; i + 1 < symbols_.size(); ++i) { offer(static_cast<std::int32_t>(i)); }
         while (!queue_.empty()) { merge_first(); }
-        for (std::int32_t i = 0; i >= 0; i = symbols_[static_cast<std::size_t>(i)].next) {
-            out.push_back(symbols_[static_cast<std::size_t>(i)].id);
-        }
+        for (std::int32_t i = 0; i >= 0; i = at(i).next) { out.push_back(at(i).id); }
     }
 
 private:
@@ -101,6 +64,35 @@ private:
     };
 
     Symbol& at(std::int32_t i) { return symbols_[static_cast<std::size_t>(i)]; }
+
+    void add_symbol(TokenId id)
+    {
+        const auto i = static_cast<std::int32_t>(symbols_.size());
+        symbols_.push_back({id, i - 1, i + 1});
+    }
+
+    void add_bytes(std::string_view bytes)
+    {
+        for (const char c : bytes) {
+            const TokenId id = tokenizer_.byte_tokens_[static_cast<unsigned char>(c)];
+            if (id >= 0) { add_symbol(id); }
+        }
+    }
+
+    void add_characters(std::string_view text)
+    {
+        while (!text.empty()) {
+            const std::string_view character = text.substr(0, next_utf8(text).bytes);
+            text.remove_prefix(character.size());
+            if (const auto found = tokenizer_.plain_.find(character); found != tokenizer_.plain_.end()) {
+                add_symbol(found->second);
+            } else if (!tokenizer_.unknown_) {
+                add_bytes(character);
+            } else if (symbols_.empty() || symbols_.back().id != *tokenizer_.unknown_) {
+                add_symbol(*tokenizer_.unknown_);
+            }
+        }
+    }
 
     void offer(std::int32_t left)
     {
@@ -133,29 +125,49 @@ private:
     std::priority_queue<Candidate> queue_;
 };
 
-void Tokenizer::add_token(TokenId id, std::string bytes, Kind kind)
+void Tokenizer::place_token(TokenId id, std::string_view bytes, Role role, const std::string& what)
 {
     const auto index = static_cast<std::size_t>(id);
     if (index >= tokens_.size()) {
         tokens_.resize(index + 1);
-        kinds_.resize(index + 1, Kind::kPlain);
+        roles_.resize(index + 1);
+    }
+    if (!role.added && !tokens_[index].empty()) {
+        fail(what, ": id ", id, " is given to two tokens: ", quoted(tokens_[index]), " and ", quoted(bytes));
     }
     tokens_[index] = bytes;
-    kinds_[index] = kind;
+    roles_[index] = role;
+}
+
+void Tokenizer::add_token(TokenId id, std::string_view bytes, const std::string& what)
+{
+    place_token(id, bytes, {}, what);
+    if (!bytes.empty()) { plain_.try_emplace(std::string(bytes), id); }
+}
+
+void Tokenizer::add_byte_token(TokenId id, std::uint8_t byte, const std::string& what)
+{
+    place_token(id, std::string(1, static_cast<char>(byte)), {}, what);
+    byte_tokens_[byte] = id;
+}
+
+void Tokenizer::add_added_token(std::string_view text, std::string_view pattern, const AddedToken& token,
+                                bool in_normalised, const std::string& what)
+{
+    if (text.empty() || pattern.empty()) { fail(what, ": added token ", token.id, " is empty"); }
     // tokenizer.json lists an added token in the vocabulary too: it must not be reached by merging.
-    if (const auto twin = plain_.find(bytes); kind != Kind::kPlain && twin != plain_.end() && twin->second == id) {
-        plain_.erase(twin);
-    }
-    (kind == Kind::kPlain ? plain_ : added_).insert_or_assign(std::move(bytes), id);
+    if (const auto twin = plain_.find(text); twin != plain_.end() && twin->second == token.id) { plain_.erase(twin); }
+    place_token(token.id, text, {.added = true, .special = token.special, .in_normalised = in_normalised}, what);
+    added_.insert_or_assign(std::string(text), token.id);
+    (in_normalised ? found_in_normalised_ : found_first_).add(pattern, token);
 }
 
 void Tokenizer::add_merge(std::string_view left, std::string_view right, std::uint32_t rank, const std::string& what)
 {
-    const auto find = [&](std::string_view written) {
-        const auto bytes = from_byte_alphabet(written);
-        const auto found = bytes ? plain_.find(*bytes) : plain_.end();
+    const auto find = [&](std::string_view bytes) {
+        const auto found = plain_.find(bytes);
         if (found == plain_.end()) {
-            fail(what, ": merge ", rank, " uses a token that the vocabulary lacks: ", printable(written));
+            fail(what, ": merge ", rank, " uses a token that the vocabulary lacks: ", quoted(bytes));
         }
         return found->second;
     };
@@ -165,58 +177,73 @@ void Tokenizer::add_merge(std::string_view left, std::string_view right, std::ui
     merges_.emplace(pair_key(l, r), Merge{rank, merged});
 }
 
-void Tokenizer::finish(const std::string& what)
+void Tokenizer::set_bos(std::optional<std::int64_t> id, bool add, const std::string& what)
 {
-    byte_tokens_.fill(-1);
+    if (id && (*id < 0 || static_cast<std::size_t>(*id) >= tokens_.size())) {
+        fail(what, ": bos token ", *id, " is outside the vocabulary of ", tokens_.size());
+    }
+    if (id) { bos_ = static_cast<TokenId>(*id); }
+    add_bos_ = add;
+}
+
+void Tokenizer::finish()
+{
+    // Text is never merged into a special token.
+    std::erase_if(merges_, [&](const auto& merge) { return is_special(merge.second.merged); });
+    if (alphabet_ != Alphabet::kBytes) { return; }
     for (unsigned byte = 0; byte < 256; ++byte) {
-        const auto found = plain_.find(std::string(1, static_cast<char>(byte)));
-        if (found != plain_.end()) { byte_tokens_[byte] = found->second; }
-    }
-    for (const auto& [text, id] : added_) {
-        if (text.empty()) { fail(what, ": added token ", id, " is empty"); }
-        added_by_first_byte_[static_cast<unsigned char>(text[0])].push_back(id);
-    }
-    for (auto& list : added_by_first_byte_) {
-        std::sort(list.begin(), list.end(), [&](TokenId a, TokenId b) { return bytes(a).size() > bytes(b).size(); });
-    }
-    if (bos_ && (*bos_ < 0 || static_cast<std::size_t>(*bos_) >= tokens_.size())) {
-        fail(what, ": bos token ", *bos_, " is outside the vocabulary of ", tokens_.size());
+        const char c = static_cast<char>(byte);
+        if (const auto found = plain_.find(std::string_view(&c, 1)); found != plain_.end()) {
+            byte_tokens_[byte] = found->second;
+        }
     }
 }
 
-std::optional<TokenId> Tokenizer::added_at(std::string_view text, Specials specials) const
+std::string Tokenizer::normalised(std::string_view text, bool prefix) const
 {
-    for (const TokenId id : added_by_first_byte_[static_cast<unsigned char>(text[0])]) {
-        if (specials == Specials::kAsText && is_special(id)) { continue; }
-        if (text.starts_with(bytes(id))) { return id; }
-    }
-    return std::nullopt;
+    std::string out = nfc_ ? to_nfc(text) : std::string(text);
+    if (prefix && prefix_ == SpacePrefix::kEveryText && !out.empty()) { out.insert(out.begin(), ' '); }
+    return out;
 }
 
-void Tokenizer::encode_text(std::string_view text, Merger& merger, std::vector<TokenId>& out) const
+void Tokenizer::encode_text(std::string_view text, bool prefix, Specials specials, Merger& merger,
+                            std::vector<TokenId>& out) const
 {
-    if (text.empty()) { return; }
-    const std::string composed = nfc_ ? normalised(text) : std::string();
-    pretokenizer_.split(nfc_ ? std::string_view(composed) : text, [&](std::string_view piece) { merger(piece, out); });
-}
-
-std::vector<TokenId> Tokenizer::encode(std::string_view text, Specials specials) const
-{
-    std::vector<TokenId> out;
-    Merger merger(*this);
-    std::size_t begin = 0;
-    for (std::size_t at = 0; at < text.size();) {
-        const auto added = added_at(text.substr(at), specials);
-        if (!added) {
-            ++at;
+    const std::string normal = normalised(text, prefix);
+    for (const AddedTokens::Part& part : found_in_normalised_.split(normal, specials)) {
+        if (part.token >= 0) {
+            out.push_back(part.token);
             continue;
         }
-        encode_text(text.substr(begin, at - begin), merger, out);
-        out.push_back(*added);
-        at += bytes(*added).size();
-        begin = at;
+        const auto merge = [&](std::string_view piece) { merger(piece, out); };
+        const bool first = part.text.data() == normal.data();
+        const bool space = prefix_ == SpacePrefix::kFirstPiece   ? prefix && first
+                           : prefix_ == SpacePrefix::kEveryPiece ? prefix || !first
+                                                                 : false;
+        if (space && part.text.front() != ' ') {
+            pretokenizer_.split(" " + std::string(part.text), merge);
+        } else {
+            pretokenizer_.split(part.text, merge);
+        }
     }
-    encode_text(text.substr(begin), merger, out);
+}
+
+std::vector<TokenId> Tokenizer::encode(std::string_view text, Specials specials, Place place) const
+{
+    if (text.size() > std::numeric_limits<std::int32_t>::max() / 2) {
+        throw oasis::InvalidArgument(oasis::detail::text("a text of ", text.size(), " bytes is too long to encode"));
+    }
+    std::vector<TokenId> out;
+    Merger merger(*this);
+    for (const AddedTokens::Part& part : found_first_.split(text, specials)) {
+        if (part.token >= 0) {
+            out.push_back(part.token);
+            continue;
+        }
+        const bool start = part.text.data() == text.data();
+        const bool prefix = start ? place == Place::kStart : prefix_ != SpacePrefix::kFirstPiece;
+        encode_text(part.text, prefix, specials, merger, out);
+    }
     return out;
 }
 
@@ -239,28 +266,43 @@ std::string_view Tokenizer::bytes(TokenId id) const
 std::string Tokenizer::decode(std::span<const TokenId> ids) const
 {
     std::string text;
-    for (const TokenId id : ids) { text += bytes(id); }
+    bool prefixed = prefix_ != SpacePrefix::kNone;
+    for (const TokenId id : ids) {
+        std::string_view token = bytes(id);
+        const Role role = roles_[static_cast<std::size_t>(id)];
+        if (prefixed && !role.added && token.starts_with(' ')) { token.remove_prefix(1); }
+        text += token;
+        prefixed = role.added &&
+                   (prefix_ == SpacePrefix::kEveryPiece || (prefix_ == SpacePrefix::kEveryText && !role.in_normalised));
+    }
     return text;
 }
 
 bool Tokenizer::is_special(TokenId id) const
 {
-    return id >= 0 && static_cast<std::size_t>(id) < kinds_.size() &&
-           kinds_[static_cast<std::size_t>(id)] == Kind::kSpecial;
+    return id >= 0 && static_cast<std::size_t>(id) < roles_.size() && roles_[static_cast<std::size_t>(id)].special;
 }
 
 std::optional<TokenId> Tokenizer::token_id(std::string_view content) const
 {
-    const std::string key(content);
-    if (const auto found = added_.find(key); found != added_.end()) { return found->second; }
-    if (const auto found = plain_.find(key); found != plain_.end()) { return found->second; }
+    if (const auto found = added_.find(content); found != added_.end()) { return found->second; }
+    if (const auto found = plain_.find(content); found != plain_.end()) { return found->second; }
     return std::nullopt;
 }
 
 std::size_t Tokenizer::unencodable(std::string_view text) const
 {
-    return static_cast<std::size_t>(std::count_if(
-        text.begin(), text.end(), [&](char c) { return byte_tokens_[static_cast<unsigned char>(c)] < 0; }));
+    std::size_t count = 0;
+    while (!text.empty()) {
+        const std::string_view symbol =
+            text.substr(0, alphabet_ == Alphabet::kBytes ? std::size_t{1} : next_utf8(text).bytes);
+        text.remove_prefix(symbol.size());
+        if (alphabet_ == Alphabet::kCharacters && plain_.contains(symbol)) { continue; }
+        count += static_cast<std::size_t>(std::count_if(symbol.begin(), symbol.end(), [&](char c) {
+            return unknown_ || byte_tokens_[static_cast<unsigned char>(c)] < 0;
+        }));
+    }
+    return count;
 }
 
 std::string StreamDecoder::push(TokenId id)
