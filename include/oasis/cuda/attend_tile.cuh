@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention kernels: stages of K and V in shared memory, and their products with a tile of queries. Products are taken the
+// other way round (K times Q, V times P): queries are the narrow side of the matrix instruction, so up to 8 of them waste
+// nothing.
+#pragma once
+
+#include <oasis/cuda/attend_job.hpp>
+#include <oasis/cuda/attend_work.cuh>
+#include <oasis/cuda/mma.cuh>
+
+#include <cstdint>
+
+namespace oasis::cuda::detail {
+
+/// The numbers of a kernel. `kQueryTiles` is in units of 8 queries.
+template <class Element_, int kHeadDim_, bool kCoded_, int kQueryTiles_>
+struct AttendTraits {
+    using Element = Element_;
+    static constexpr int kHeadDim = kHeadDim_;
+    static constexpr bool kCoded = kCoded_; ///< lists may hold int8 blocks
+    static constexpr int kQueryTiles = kQueryTiles_;
+    static constexpr int kQueries = 8 * kQueryTiles;
+    static constexpr int kNativeRow = 2 * kHeadDim; ///< bytes
+    static constexpr int kCodedRow = kHeadDim;
+    static constexpr int kNativeGroups = 4;         ///< token groups of a stage
+    static constexpr int kCodedGroups = 8;
+    static constexpr int kStageGroups = kCoded ? kCodedGroups : kNativeGroups;
+    static constexpr int kRowTiles = kStageGroups / 4;        ///< token groups of a stage per warp
+    static constexpr int kValueTiles = (kHeadDim / 16 + 3) / 4; ///< tiles of 16 channels per warp
+    static constexpr int kScaleBytes = kCoded ? 4 * kAttendGroupTokens : 0; ///< K scales, V scales of a group
+    static constexpr int kScaleOffset = kNativeGroups * kAttendGroupTokens * kNativeRow;
+    static constexpr int kCtasPerSm = kQueryTiles == 1 && kHeadDim <= 128 ? 3 : 2; ///< for which registers are kept
+    static constexpr int kStageBytes = kScaleOffset + kStageGroups * kScaleBytes;
+};
+
+struct Stage {
+    std::int32_t first = 0; ///< token group
+    std::int32_t count = 0; ///< 0: no stage
+    bool coded = false;
+};
+
+/// Starts the copies of `count` rows' pieces: token t of group g goes to row 16 g + t. Tokens that no row reads become zeros:
+/// whatever an unused place holds, it is not multiplied.
+template <int kRowBytes>
+__device__ __forceinline__ void load_rows(const TokenGroup* groups, int count, std::int64_t offset, std::uint32_t to)
+{
+    constexpr int kPieces = kRowBytes / 16;
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < count * kAttendGroupTokens * kPieces; i += kAttendThreads) {
+        const int row = i / kPieces;
+        const int piece = i % kPieces;
+        const int token = row % kAttendGroupTokens;
+        const TokenGroup group = groups[row / kAttendGroupTokens];
+        copy_async(to + tile_offset<kRowBytes>(row, piece), group.keys + offset + token * kRowBytes + piece * 16, token >= group.begin && token < group.end);
+    }
+}
+
+/// The scales of a stage's coded groups: 16 of K and 16 of V each.
+template <class Traits>
+__device__ __forceinline__ void load_scales(const TokenGroup* groups, int count, int block_tokens, std::uint32_t to)
+{
+    const int i = static_cast<int>(threadIdx.x);
+    if (i >= 4 * count) { return; }
+    const TokenGroup group = groups[i / 4];
+    const int part = group.index % (block_tokens / kAttendGroupTokens); // of the block
+    const int of_values = (i % 4) / 2;
+    const int half = i % 2;
+    const std::byte* block = group.keys - part * kAttendGroupTokens * Traits::kCodedRow;
+    const std::byte* scales = block + 2 * block_tokens * Traits::kCodedRow + 2 * (of_values * block_tokens + part * kAttendGroupTokens);
+    copy_async(to + static_cast<std::uint32_t>(Traits::kScaleOffset + (i / 4) * Traits::kScaleBytes + of_values * 2 * kAttendGroupTokens + half * 16), scales + half * 16, true);
+}
+
+template <class Traits>
+__device__ __forceinline__ void load_keys(const Stage& stage, const AttendScratch& scratch, int block_tokens, std::uint32_t to)
+{
+    if (Traits::kCoded && stage.coded) {
+        load_rows<Traits::kCodedRow>(scratch.groups + stage.first, stage.count, 0, to);
+        load_scales<Traits>(scratch.groups + stage.first, stage.count, block_tokens, to);
+    } else {
+        load_rows<Traits::kNativeRow>(scratch.groups + stage.first, stage.count, 0, to);
+    }
+}
+
+template <class Traits>
+__device__ __forceinline__ void load_values(const Stage& stage, const AttendScratch& scratch, int block_tokens, std::uint32_t to)
+{
+    if (Traits::kCoded && stage.coded) {
+        load_rows<Traits::kCodedRow>(scratch.groups + stage.first, stage.count, block_tokens * Traits::kCodedRow, to);
+    } else {
+        load_rows<Traits::kNativeRow>(scratch.groups + stage.first, stage.count, block_tokens * Traits::kNativeRow, to);
+    }
+}
+
+/// logits[n][e] of group `group` of a stage: tokens i and i + 8 (e / 2) with queries 8 n + 2j + e % 2. Two chains of sums,
+/// over even and odd steps: half the latency, and the same for any number of queries.
+template <class Traits>
+__device__ __forceinline__ void multiply_keys(std::uint32_t keys, std::uint32_t queries, int group, float (&logits)[Traits::kQueryTiles][4])
+{
+    const int lane = lane_id();
+    const int row = group * kAttendGroupTokens + lane % 16;
+    float odd[Traits::kQueryTiles][4] = {};
+#pragma unroll
+    for (int n = 0; n < Traits::kQueryTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) { logits[n][e] = 0.0F; }
+    }
+#pragma unroll
+    for (int k = 0; k < Traits::kHeadDim / 16; ++k) {
+        std::uint32_t a[4];
+        load_matrices(a, keys + tile_offset<Traits::kNativeRow>(row, 2 * k + lane / 16));
+#pragma unroll
+        for (int n = 0; n < Traits::kQueryTiles; ++n) {
+            std::uint32_t b[2];
+            load_matrices(b, queries + tile_offset<Traits::kNativeRow>(8 * n + lane % 8, 2 * k + (lane / 8) % 2));
+            multiply_add<typename Traits::Element>(k % 2 ? odd[n] : logits[n], a, b);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < Traits::kQueryTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) { logits[n][e] += odd[n][e]; }
+    }
+}
+
+/// The same of int8 codes and f16 queries whose channels are ordered as `unpack_int8` delivers the codes.
+template <class Traits>
+__device__ __forceinline__ void multiply_coded_keys(std::uint32_t keys, std::uint32_t queries, int group, float (&logits)[Traits::kQueryTiles][4])
+{
+    const int lane = lane_id();
+    const int row = group * kAttendGroupTokens + lane % 16;
+    float odd[Traits::kQueryTiles][4] = {};
+#pragma unroll
+    for (int n = 0; n < Traits::kQueryTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) { logits[n][e] = 0.0F; }
+    }
+#pragma unroll
+    for (int k = 0; k < Traits::kHeadDim / 16; ++k) {
+        std::uint32_t codes[2];
+        std::uint32_t a[4];
+        load_matrices(codes, keys + tile_offset<Traits::kCodedRow>(row, k));
+        unpack_int8(codes[0], a[0], a[2]);
+        unpack_int8(codes[1], a[1], a[3]);
+#pragma unroll
+        for (int n = 0; n < Traits::kQueryTiles; ++n) {
+            std::uint32_t b[2];
+            load_matrices(b, queries + tile_offset<Traits::kNativeRow>(8 * n + lane % 8, 2 * k + (lane / 8) % 2));
+            multiply_add<f16>(k % 2 ? odd[n] : logits[n], a, b);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < Traits::kQueryTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) { logits[n][e] += odd[n][e]; }
+    }
+}
+
+/// The channel of an accumulator's element e in tile `tile`. Codes come in pairs of channels, which decides the order in
+/// kernels that may meet coded blocks.
+template <class Traits> __device__ __forceinline__ int channel_of(int tile, int e)
+{
+    const int i = lane_id() / 4;
+    return 16 * tile + (Traits::kCoded ? 2 * i + e / 2 : i + 8 * (e / 2));
+}
+
+/// V of 16 tokens and of 16 channels (tile `tile`) as the left operand.
+template <class Traits>
+__device__ __forceinline__ void load_value_tile(std::uint32_t values, int group, int tile, bool coded, std::uint32_t (&a)[4])
+{
+    const int lane = lane_id();
+    if constexpr (!Traits::kCoded) {
+        const int row = group * kAttendGroupTokens + lane % 8 + 8 * (lane / 16);
+        load_transposed(a, values + tile_offset<Traits::kNativeRow>(row, 2 * tile + (lane / 8) % 2));
+    } else if (coded) {
+        std::uint32_t codes[2];
+        load_transposed(codes, values + tile_offset<Traits::kCodedRow>(group * kAttendGroupTokens + lane % 16, tile));
+        unpack_int8(codes[0], a[0], a[1]);
+        unpack_int8(codes[1], a[2], a[3]);
+    } else {
+        const int piece = 2 * tile + lane / 16;
+        const std::uint32_t within = static_cast<std::uint32_t>(4 * ((lane / 4) % 4));
+        std::uint32_t pairs[4]; // channels 2i and 2i + 1 of tokens 2j, 2j + 1, 2j + 8, 2j + 9
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            const int row = group * kAttendGroupTokens + 2 * (lane % 4) + t % 2 + 8 * (t / 2);
+            pairs[t] = load_shared(values + tile_offset<Traits::kNativeRow>(row, piece) + within);
+        }
+        a[0] = __byte_perm(pairs[0], pairs[1], 0x5410);
+        a[1] = __byte_perm(pairs[0], pairs[1], 0x7632);
+        a[2] = __byte_perm(pairs[2], pairs[3], 0x5410);
+        a[3] = __byte_perm(pairs[2], pairs[3], 0x7632);
+    }
+}
+
+/// sums = sums * shrink + V^T P for each group of a stage, in order. `weights` is P as [group][query tile][token][8 queries],
+/// `shrink` [group][query]. A group that a query does not read has weights of zero and a factor of one: it changes no bit.
+template <class Traits>
+__device__ __forceinline__ void multiply_values(const Stage& stage, std::uint32_t values, std::uint32_t weights, const float (*shrink)[Traits::kQueries],
+                                                float (&sums)[Traits::kValueTiles][Traits::kQueryTiles][4])
+{
+    const int lane = lane_id();
+#pragma unroll 1
+    for (int group = 0; group < stage.count; ++group) {
+        std::uint32_t b[Traits::kQueryTiles][2];
+        float2 factor[Traits::kQueryTiles];
+#pragma unroll
+        for (int n = 0; n < Traits::kQueryTiles; ++n) {
+            load_transposed(b[n], weights + static_cast<std::uint32_t>((group * Traits::kQueryTiles + n) * 256 + (lane % 16) * 16));
+            factor[n] = *reinterpret_cast<const float2*>(&shrink[group][8 * n + 2 * (lane % 4)]);
+        }
+#pragma unroll
+        for (int m = 0; m < Traits::kValueTiles; ++m) {
+            const int tile = warp_id() + 4 * m;
+            if (tile >= Traits::kHeadDim / 16) { continue; }
+            std::uint32_t a[4];
+            load_value_tile<Traits>(values, group, tile, stage.coded, a);
+#pragma unroll
+            for (int n = 0; n < Traits::kQueryTiles; ++n) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) { sums[m][n][e] *= e % 2 ? factor[n].y : factor[n].x; }
+                if (Traits::kCoded && stage.coded) {
+                    multiply_add<f16>(sums[m][n], a, b[n]);
+                } else {
+                    multiply_add<typename Traits::Element>(sums[m][n], a, b[n]);
+                }
+            }
+        }
+    }
+}
+
+} // namespace oasis::cuda::detail
