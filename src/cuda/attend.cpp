@@ -47,7 +47,7 @@ void check_config(const AttendConfig& c)
     expects(c.max_sequences >= 1, "AttendPlan: max_sequences is ", c.max_sequences, ", at least 1 is needed.");
     expects(c.max_rows >= 1 && c.max_rows <= detail::kAttendMaxRows, "AttendPlan: max_rows is ", c.max_rows, ", 1 to ", detail::kAttendMaxRows, " are allowed.");
     expects(c.max_blocks >= 1, "AttendPlan: max_blocks is ", c.max_blocks, ", at least 1 is needed.");
-    expects(c.ring_depth == 0 || (c.ring_depth >= 2 && c.ring_depth <= 8), "AttendPlan: ring_depth is ", c.ring_depth, ", 2 to 8 are allowed.");
+    expects(c.ring_depth == 0 || (c.ring_depth >= 1 && c.ring_depth <= detail::kAttendMaxDepth), "AttendPlan: ring_depth is ", c.ring_depth, ", 1 to ", detail::kAttendMaxDepth, " are allowed.");
     expects(c.ctas_per_sm >= 0, "AttendPlan: ctas_per_sm is ", c.ctas_per_sm, ".");
 }
 

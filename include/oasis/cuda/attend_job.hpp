@@ -9,7 +9,9 @@
 
 namespace oasis::cuda::detail {
 
-inline constexpr int kAttendThreads = 128;
+inline constexpr int kAttendThreads = 160; ///< four warps that compute, one that loads
+inline constexpr int kAttendComputeThreads = 128;
+inline constexpr int kAttendMaxDepth = 8; ///< of a ring
 inline constexpr int kAttendChunkTokens = 256; ///< of a row's set: the unit of work and of the merge
 inline constexpr int kAttendGroupTokens = 16;  ///< the tokens that one matrix instruction reduces
 inline constexpr int kAttendMaxRows = 8;

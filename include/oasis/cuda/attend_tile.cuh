@@ -7,7 +7,7 @@
 
 #include <oasis/cuda/attend_job.hpp>
 #include <oasis/cuda/attend_work.cuh>
-#include <oasis/cuda/mma.cuh>
+#include <oasis/cuda/ptx.cuh>
 
 #include <cstdint>
 
@@ -23,15 +23,14 @@ struct AttendTraits {
     static constexpr int kQueries = 8 * kQueryTiles;
     static constexpr int kNativeRow = 2 * kHeadDim; ///< bytes
     static constexpr int kCodedRow = kHeadDim;
-    static constexpr int kNativeGroups = 4;         ///< token groups of a stage
-    static constexpr int kCodedGroups = 8;
-    static constexpr int kStageGroups = kCoded ? kCodedGroups : kNativeGroups;
-    static constexpr int kRowTiles = kStageGroups / 4;        ///< token groups of a stage per warp
+    static constexpr int kNativeGroups = kCoded ? 2 : 4; ///< token groups of a stage
+    static constexpr int kCodedGroups = 4;
+    static constexpr int kStageGroups = 4;                ///< at most: one for each warp
     static constexpr int kValueTiles = (kHeadDim / 16 + 3) / 4; ///< tiles of 16 channels per warp
     static constexpr int kScaleBytes = kCoded ? 4 * kAttendGroupTokens : 0; ///< K scales, V scales of a group
     static constexpr int kScaleOffset = kNativeGroups * kAttendGroupTokens * kNativeRow;
-    static constexpr int kCtasPerSm = kQueryTiles == 1 && kHeadDim <= 128 ? 3 : 2; ///< for which registers are kept
     static constexpr int kStageBytes = kScaleOffset + kStageGroups * kScaleBytes;
+    static constexpr int kCtasPerSm = kQueryTiles == 1 && kHeadDim <= 128 ? 3 : 2; ///< for which registers are kept
 };
 
 struct Stage {
@@ -40,19 +39,44 @@ struct Stage {
     bool coded = false;
 };
 
-/// Starts the copies of `count` rows' pieces: token t of group g goes to row 16 g + t. Tokens that no row reads become zeros:
-/// whatever an unused place holds, it is not multiplied.
+/// The stages of a chunk: coded groups, then native ones.
+template <class Traits> struct StageList {
+    std::int32_t coded = 0;  ///< groups
+    std::int32_t native = 0;
+
+    __device__ int coded_stages() const { return Traits::kCoded ? (coded + Traits::kCodedGroups - 1) / Traits::kCodedGroups : 0; }
+    __device__ int count() const { return coded_stages() + (native + Traits::kNativeGroups - 1) / Traits::kNativeGroups; }
+    __device__ Stage at(int i) const
+    {
+        const int after_coded = i - coded_stages();
+        if (after_coded < 0) {
+            const int first = i * Traits::kCodedGroups;
+            return {first, min(coded - first, Traits::kCodedGroups), true};
+        }
+        const int first = after_coded * Traits::kNativeGroups;
+        return {coded + first, min(native - first, Traits::kNativeGroups), false};
+    }
+};
+
+/// A warp starts the copies of a group's 16 rows of K (or V, `offset` bytes behind) to the rows from 16 * place on. Tokens that
+/// no row reads become zeros: whatever an unused place holds, it is not multiplied.
 template <int kRowBytes>
-__device__ __forceinline__ void load_rows(const TokenGroup* groups, int count, std::int64_t offset, std::uint32_t to)
+__device__ __forceinline__ void load_group(const TokenGroup& group, std::int64_t offset, int place, std::uint32_t to)
 {
     constexpr int kPieces = kRowBytes / 16;
-#pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x); i < count * kAttendGroupTokens * kPieces; i += kAttendThreads) {
-        const int row = i / kPieces;
-        const int piece = i % kPieces;
-        const int token = row % kAttendGroupTokens;
-        const TokenGroup group = groups[row / kAttendGroupTokens];
-        copy_async(to + tile_offset<kRowBytes>(row, piece), group.keys + offset + token * kRowBytes + piece * 16, token >= group.begin && token < group.end);
+    const std::byte* from = group.keys + offset; // 16 rows, one after another
+    const bool whole = group.begin == 0 && group.end == kAttendGroupTokens;
+#pragma unroll
+    for (int step = 0; step < (kPieces + 1) / 2; ++step) {
+        const int piece = 32 * step + lane_id();
+        const int row = piece / kPieces;
+        if (kPieces % 2 && row >= kAttendGroupTokens) { break; }
+        const std::uint32_t target = to + tile_offset<kRowBytes>(place * kAttendGroupTokens + row, piece % kPieces);
+        if (whole) {
+            copy_async(target, from + 16 * piece);
+        } else {
+            copy_async(target, from + 16 * piece, row >= group.begin && row < group.end);
+        }
     }
 }
 
@@ -60,35 +84,37 @@ __device__ __forceinline__ void load_rows(const TokenGroup* groups, int count, s
 template <class Traits>
 __device__ __forceinline__ void load_scales(const TokenGroup* groups, int count, int block_tokens, std::uint32_t to)
 {
-    const int i = static_cast<int>(threadIdx.x);
+    const int i = lane_id();
     if (i >= 4 * count) { return; }
-    const TokenGroup group = groups[i / 4];
+    const TokenGroup& group = groups[i / 4];
     const int part = group.index % (block_tokens / kAttendGroupTokens); // of the block
     const int of_values = (i % 4) / 2;
     const int half = i % 2;
     const std::byte* block = group.keys - part * kAttendGroupTokens * Traits::kCodedRow;
     const std::byte* scales = block + 2 * block_tokens * Traits::kCodedRow + 2 * (of_values * block_tokens + part * kAttendGroupTokens);
-    copy_async(to + static_cast<std::uint32_t>(Traits::kScaleOffset + (i / 4) * Traits::kScaleBytes + of_values * 2 * kAttendGroupTokens + half * 16), scales + half * 16, true);
+    copy_async(to + static_cast<std::uint32_t>(Traits::kScaleOffset + (i / 4) * Traits::kScaleBytes + of_values * 2 * kAttendGroupTokens + half * 16), scales + half * 16);
 }
 
 template <class Traits>
-__device__ __forceinline__ void load_keys(const Stage& stage, const AttendScratch& scratch, int block_tokens, std::uint32_t to)
+__device__ __forceinline__ void load_keys(const Stage& stage, const TokenGroup* groups, int block_tokens, std::uint32_t to)
 {
     if (Traits::kCoded && stage.coded) {
-        load_rows<Traits::kCodedRow>(scratch.groups + stage.first, stage.count, 0, to);
-        load_scales<Traits>(scratch.groups + stage.first, stage.count, block_tokens, to);
+        for (int g = 0; g < stage.count; ++g) { load_group<Traits::kCodedRow>(groups[stage.first + g], 0, g, to); }
+        load_scales<Traits>(groups + stage.first, stage.count, block_tokens, to);
     } else {
-        load_rows<Traits::kNativeRow>(scratch.groups + stage.first, stage.count, 0, to);
+        for (int g = 0; g < stage.count; ++g) { load_group<Traits::kNativeRow>(groups[stage.first + g], 0, g, to); }
     }
 }
 
 template <class Traits>
-__device__ __forceinline__ void load_values(const Stage& stage, const AttendScratch& scratch, int block_tokens, std::uint32_t to)
+__device__ __forceinline__ void load_values(const Stage& stage, const TokenGroup* groups, int block_tokens, std::uint32_t to)
 {
-    if (Traits::kCoded && stage.coded) {
-        load_rows<Traits::kCodedRow>(scratch.groups + stage.first, stage.count, block_tokens * Traits::kCodedRow, to);
-    } else {
-        load_rows<Traits::kNativeRow>(scratch.groups + stage.first, stage.count, block_tokens * Traits::kNativeRow, to);
+    for (int g = 0; g < stage.count; ++g) {
+        if (Traits::kCoded && stage.coded) {
+            load_group<Traits::kCodedRow>(groups[stage.first + g], block_tokens * Traits::kCodedRow, g, to);
+        } else {
+            load_group<Traits::kNativeRow>(groups[stage.first + g], block_tokens * Traits::kNativeRow, g, to);
+        }
     }
 }
 
@@ -193,15 +219,17 @@ __device__ __forceinline__ void load_value_tile(std::uint32_t values, int group,
     }
 }
 
-/// sums = sums * shrink + V^T P for each group of a stage, in order. `weights` is P as [group][query tile][token][8 queries],
+/// sums = sums * shrink + V^T P for the groups of a stage, in order. `weights` is P as [group][query tile][token][8 queries],
 /// `shrink` [group][query]. A group that a query does not read has weights of zero and a factor of one: it changes no bit.
-template <class Traits>
+/// `kCount` groups, or `stage.count` if 0.
+template <class Traits, int kCount>
 __device__ __forceinline__ void multiply_values(const Stage& stage, std::uint32_t values, std::uint32_t weights, const float (*shrink)[Traits::kQueries],
                                                 float (&sums)[Traits::kValueTiles][Traits::kQueryTiles][4])
 {
     const int lane = lane_id();
-#pragma unroll 1
-    for (int group = 0; group < stage.count; ++group) {
+    const int count = kCount ? kCount : stage.count;
+#pragma unroll kCount ? kCount : 1
+    for (int group = 0; group < count; ++group) {
         std::uint32_t b[Traits::kQueryTiles][2];
         float2 factor[Traits::kQueryTiles];
 #pragma unroll
@@ -212,7 +240,7 @@ __device__ __forceinline__ void multiply_values(const Stage& stage, std::uint32_
 #pragma unroll
         for (int m = 0; m < Traits::kValueTiles; ++m) {
             const int tile = warp_id() + 4 * m;
-            if (tile >= Traits::kHeadDim / 16) { continue; }
+            if (Traits::kHeadDim / 16 % 4 && tile >= Traits::kHeadDim / 16) { continue; }
             std::uint32_t a[4];
             load_value_tile<Traits>(values, group, tile, stage.coded, a);
 #pragma unroll

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention kernels: which chunk a CTA takes next, and which groups of 16 tokens the chunk consists of.
+// Attention kernel: which chunk a CTA takes next, and which groups of 16 tokens the chunk consists of. All of it is the work
+// of one warp.
 #pragma once
 
 #include <oasis/cuda/attend_job.hpp>
-#include <oasis/cuda/mma.cuh>
+#include <oasis/cuda/ptx.cuh>
 
 #include <cstdint>
 
@@ -30,24 +31,41 @@ struct alignas(16) TokenGroup {
     std::uint8_t partial; ///< a row does not see all 16
 };
 
-/// Scratch of the planning, in shared memory.
-struct AttendScratch {
+/// A chunk as one warp plans it and the others reduce it.
+struct ChunkPlan {
     static constexpr int kMaxGroups = kAttendMaxRows * kAttendChunkTokens / kAttendGroupTokens;
 
     TokenGroup groups[kMaxGroups]; ///< coded ones first, each form in position order
-    std::int32_t candidates[kAttendThreads];
-    std::uint8_t candidate_rows[kAttendThreads];
-    std::int32_t row_counts[kAttendThreads / 32][kAttendMaxRows];
-    std::uint32_t counts[kAttendThreads / 32];
     AttendWork work;
-    bool last;
+    TokenIndex position;           ///< of row 0
+    std::int32_t first_row;
+    std::int32_t first_query;      ///< of the tile
+    std::int32_t queries;
+    std::int32_t coded;            ///< groups
+    std::int32_t native;
+    std::uint32_t stored_rows;     ///< whose chunk this launch reduces
+    bool judged;                   ///< several rows: a NaN is reported, not stored
+    bool final;                    ///< the unit of work is done with this plan
+    bool exit;
+    AttendWork merge;              ///< what to merge before anything else; group -1: nothing
 };
 
 __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
 __device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x) / 32; }
 __device__ __forceinline__ std::uint32_t lanes_below() { return (1U << lane_id()) - 1U; }
 
-/// Maps tickets to work; the state of one warp. Tickets grow, so the walk over the lists' lengths never turns back.
+/// The sum of `value` over this and the lower lanes.
+__device__ __forceinline__ std::uint32_t sum_through(std::uint32_t value)
+{
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const std::uint32_t other = __shfl_up_sync(~0U, value, step);
+        if (lane_id() >= step) { value += other; }
+    }
+    return value;
+}
+
+/// Maps tickets to work. Tickets of a CTA grow, so the walk over the lists' lengths never turns back.
 class AttendWalk {
 public:
     __device__ AttendWork find(const AttendJob& job, std::uint32_t ticket)
@@ -62,10 +80,11 @@ public:
             }
             load(job);
         }
+        const bool mine = ticket - before_ >= below_ && ticket - before_ - below_ < own_;
         std::uint32_t rest = ticket - before_ - below_;
-        const bool mine = ticket - before_ >= below_ && rest < own_;
         AttendWork work;
         work.place = ticket / static_cast<std::uint32_t>(job.tiles);
+#pragma unroll
         for (int k = 0; k < kPerLane; ++k) {
             const std::uint32_t units = units_of(job, k);
             if (work.group < 0 && rest < units) {
@@ -107,11 +126,7 @@ private:
         }
 #pragma unroll
         for (int k = 0; k < kPerLane; ++k) { own_ += units_of(job, k); }
-        std::uint32_t through = own_;
-        for (int step = 1; step < 32; step *= 2) {
-            const std::uint32_t other = __shfl_up_sync(~0U, through, step);
-            if (lane_id() >= step) { through += other; }
-        }
+        const std::uint32_t through = sum_through(own_);
         below_ = through - own_;
         units_ = __shfl_sync(~0U, through, 31);
     }
@@ -124,62 +139,6 @@ private:
     std::int32_t blocks_[kPerLane]{};
 };
 
-/// Finds the blocks of chunk `work.chunk` of each row in `rows`: the place of a block in a chunk counts along the row's own
-/// set, so that a row's chunks are the same whoever shares the list. Returns how many; the caller synchronises.
-__device__ inline int find_candidates(const AttendJob& job, const AttendWork& work, const AttendBlock* list, std::int32_t sequence_rows, std::uint32_t rows, AttendScratch& scratch)
-{
-    const int thread = static_cast<int>(threadIdx.x);
-    if (sequence_rows == 1) {
-        const int begin = work.chunk << job.chunk_shift;
-        const int count = min(work.blocks - begin, 1 << job.chunk_shift);
-        if (thread < count) {
-            scratch.candidates[thread] = begin + thread;
-            scratch.candidate_rows[thread] = 1;
-        }
-        return max(count, 0);
-    }
-    int found = 0;
-    std::int32_t before[kAttendMaxRows] = {};
-    bool more = true;
-    for (int base = 0; base < work.blocks && more; base += kAttendThreads) {
-        const int at = base + thread;
-        const std::uint32_t readers = at < work.blocks ? list[at].rows & rows : 0U;
-        std::int32_t rank[kAttendMaxRows];
-#pragma unroll
-        for (int r = 0; r < kAttendMaxRows; ++r) {
-            const std::uint32_t votes = __ballot_sync(~0U, (readers >> r) & 1U);
-            rank[r] = __popc(votes & lanes_below());
-            if (lane_id() == r) { scratch.row_counts[warp_id()][r] = __popc(votes); }
-        }
-        __syncthreads();
-        std::uint32_t mine = 0;
-        more = false;
-#pragma unroll
-        for (int r = 0; r < kAttendMaxRows; ++r) {
-            rank[r] += before[r];
-            for (int w = 0; w < kAttendThreads / 32; ++w) {
-                if (w < warp_id()) { rank[r] += scratch.row_counts[w][r]; }
-                before[r] += scratch.row_counts[w][r];
-            }
-            if (((readers >> r) & 1U) && (rank[r] >> job.chunk_shift) == work.chunk) { mine |= 1U << r; }
-            more |= ((rows >> r) & 1U) && (before[r] >> job.chunk_shift) <= work.chunk;
-        }
-        const std::uint32_t votes = __ballot_sync(~0U, mine != 0);
-        if (lane_id() == 0) { scratch.counts[warp_id()] = static_cast<std::uint32_t>(__popc(votes)); }
-        __syncthreads();
-        int place = found + __popc(votes & lanes_below());
-        for (int w = 0; w < kAttendThreads / 32; ++w) {
-            if (w < warp_id()) { place += static_cast<int>(scratch.counts[w]); }
-            found += static_cast<int>(scratch.counts[w]);
-        }
-        if (mine) {
-            scratch.candidates[place] = at;
-            scratch.candidate_rows[place] = static_cast<std::uint8_t>(mine);
-        }
-    }
-    return found;
-}
-
 /// Of 16 tokens from `first` on, those that a row at `position` sees: [x, y).
 __device__ __forceinline__ int2 tokens_seen(TokenIndex position, TokenIndex first, std::int32_t window)
 {
@@ -189,74 +148,115 @@ __device__ __forceinline__ int2 tokens_seen(TokenIndex position, TokenIndex firs
     return {begin, end};
 }
 
-struct AttendGroups {
-    std::int32_t coded = 0;
-    std::int32_t native = 0;
-    std::uint32_t stored_rows = 0; ///< whose chunk this launch reduces
+/// The blocks of a chunk, as places in the list and the rows that read them.
+struct ChunkBlocks {
+    std::int32_t at[ChunkPlan::kMaxGroups];
+    std::uint8_t rows[ChunkPlan::kMaxGroups];
 };
 
-/// Lists the token groups of the candidates. `kCodedBytes` and `kNativeBytes` are those of a token's K.
-template <int kCodedBytes, int kNativeBytes>
-__device__ AttendGroups list_groups(const AttendJob& job, const AttendBlock* list, TokenIndex position, int candidates, std::uint32_t rows, AttendScratch& scratch)
+/// Finds the blocks of chunk `work.chunk` of each row in `rows`: the place of a block in a chunk counts along the row's own
+/// set, so that a row's chunks are the same whoever shares the list. Returns how many.
+__device__ inline int find_blocks(const AttendJob& job, const AttendWork& work, const AttendBlock* list, std::int32_t sequence_rows, std::uint32_t rows, ChunkBlocks& blocks)
 {
-    const int thread = static_cast<int>(threadIdx.x);
-    AttendGroups result;
-    result.stored_rows = rows;
-    AttendBlock block;
-    std::uint32_t readers = 0;
-    if (thread < candidates) {
-        block = list[scratch.candidates[thread]];
-        readers = scratch.candidate_rows[thread] & rows;
-    }
-    if (job.params.phase != AttendPhase::kAll) {
-        const std::uint32_t late = __reduce_or_sync(~0U, (block.flags & AttendBlock::kLate) ? readers : 0U);
-        if (lane_id() == 0) { scratch.row_counts[warp_id()][0] = static_cast<std::int32_t>(late); }
-        __syncthreads();
-        std::uint32_t waiting = 0;
-        for (int w = 0; w < kAttendThreads / 32; ++w) { waiting |= static_cast<std::uint32_t>(scratch.row_counts[w][0]); }
-        result.stored_rows &= job.params.phase == AttendPhase::kReady ? ~waiting : waiting;
-        readers &= result.stored_rows;
-    }
-    const bool native = kCodedBytes == 0 || (block.flags & AttendBlock::kNativeForm);
-    const int mine = readers ? job.block_tokens / kAttendGroupTokens : 0;
-    const std::uint32_t packed = static_cast<std::uint32_t>(mine) << (native ? 16 : 0);
-    std::uint32_t through = packed;
-    for (int step = 1; step < 32; step *= 2) {
-        const std::uint32_t other = __shfl_up_sync(~0U, through, step);
-        if (lane_id() >= step) { through += other; }
-    }
-    if (lane_id() == 31) { scratch.counts[warp_id()] = through; }
-    __syncthreads();
-    std::uint32_t below = through - packed;
-    std::uint32_t all = 0;
-    for (int w = 0; w < kAttendThreads / 32; ++w) {
-        if (w < warp_id()) { below += scratch.counts[w]; }
-        all += scratch.counts[w];
-    }
-    result.coded = static_cast<std::int32_t>(all & 0xFFFFU);
-    result.native = static_cast<std::int32_t>(all >> 16);
-    const int place = native ? result.coded + static_cast<int>(below >> 16) : static_cast<int>(below & 0xFFFFU);
-    const std::byte* keys = ((block.flags & AttendBlock::kNativeForm) ? job.params.native : job.params.slots) + block.offset;
-    for (int part = 0; part < mine; ++part) {
-        TokenGroup group;
-        group.keys = keys + part * kAttendGroupTokens * (native ? kNativeBytes : kCodedBytes);
-        group.index = block.block * (job.block_tokens / kAttendGroupTokens) + part;
-        group.rows = static_cast<std::uint8_t>(readers);
-        int begin = kAttendGroupTokens;
-        int end = 0;
-        bool partial = false;
-        for (std::uint32_t left = readers; left; left &= left - 1) {
-            const int2 seen = tokens_seen(position + __ffs(static_cast<int>(left)) - 1, TokenIndex{group.index} * kAttendGroupTokens, job.params.window);
-            partial |= seen.x > 0 || seen.y < kAttendGroupTokens;
-            begin = min(begin, seen.x);
-            end = max(end, seen.y);
+    if (sequence_rows == 1) {
+        const int begin = work.chunk << job.chunk_shift;
+        const int count = max(min(work.blocks - begin, 1 << job.chunk_shift), 0);
+        if (lane_id() < count) {
+            blocks.at[lane_id()] = begin + lane_id();
+            blocks.rows[lane_id()] = 1;
         }
-        group.begin = static_cast<std::uint8_t>(begin);
-        group.end = static_cast<std::uint8_t>(end);
-        group.partial = partial;
-        scratch.groups[place + part] = group;
+        __syncwarp();
+        return count;
     }
-    return result;
+    int found = 0;
+    std::int32_t before[kAttendMaxRows] = {};
+    bool more = true;
+    for (int base = 0; base < work.blocks && more; base += 32) {
+        const int at = base + lane_id();
+        const std::uint32_t readers = at < work.blocks ? list[at].rows & rows : 0U;
+        std::uint32_t mine = 0;
+        more = false;
+#pragma unroll
+        for (int r = 0; r < kAttendMaxRows; ++r) {
+            const bool reads = (readers >> r) & 1U;
+            const std::uint32_t votes = __ballot_sync(~0U, reads);
+            const std::int32_t rank = before[r] + __popc(votes & lanes_below());
+            if (reads && (rank >> job.chunk_shift) == work.chunk) { mine |= 1U << r; }
+            before[r] += __popc(votes);
+            more |= ((rows >> r) & 1U) && (before[r] >> job.chunk_shift) <= work.chunk;
+        }
+        const std::uint32_t votes = __ballot_sync(~0U, mine != 0);
+        if (mine) {
+            const int place = found + __popc(votes & lanes_below());
+            blocks.at[place] = at;
+            blocks.rows[place] = static_cast<std::uint8_t>(mine);
+        }
+        found += __popc(votes);
+    }
+    __syncwarp();
+    return found;
+}
+
+/// The rows of which a block is late.
+__device__ inline std::uint32_t rows_waiting(const AttendBlock* list, const ChunkBlocks& blocks, int count)
+{
+    std::uint32_t late = 0;
+    for (int i = lane_id(); i < count; i += 32) { late |= (list[blocks.at[i]].flags & AttendBlock::kLate) ? blocks.rows[i] : 0U; }
+    return __reduce_or_sync(~0U, late);
+}
+
+/// What all rows together see of a group of 16 tokens.
+__device__ inline TokenGroup describe_group(const AttendJob& job, TokenIndex position, const std::byte* keys, std::int32_t index, std::uint32_t readers)
+{
+    int begin = kAttendGroupTokens;
+    int end = 0;
+    bool partial = false;
+    for (std::uint32_t left = readers; left; left &= left - 1) {
+        const int2 seen = tokens_seen(position + __ffs(static_cast<int>(left)) - 1, TokenIndex{index} * kAttendGroupTokens, job.params.window);
+        partial |= seen.x > 0 || seen.y < kAttendGroupTokens;
+        begin = min(begin, seen.x);
+        end = max(end, seen.y);
+    }
+    return {keys, index, static_cast<std::uint8_t>(readers), static_cast<std::uint8_t>(begin), static_cast<std::uint8_t>(end), partial};
+}
+
+/// Lists the token groups of the blocks in `plan`, coded ones first. `kCodedBytes` and `kNativeBytes` are those of a token's K.
+template <int kCodedBytes, int kNativeBytes>
+__device__ void list_groups(const AttendJob& job, const AttendBlock* list, const ChunkBlocks& blocks, int count, ChunkPlan& plan)
+{
+    const int parts = job.block_tokens / kAttendGroupTokens;
+    std::int32_t coded = 0;
+    if constexpr (kCodedBytes > 0) { // native ones start behind all coded ones
+        for (int i = lane_id(); i < count; i += 32) { coded += (blocks.rows[i] & plan.stored_rows) && !(list[blocks.at[i]].flags & AttendBlock::kNativeForm) ? parts : 0; }
+        coded = __reduce_add_sync(~0U, coded);
+    }
+    std::int32_t next_coded = 0;
+    std::int32_t next_native = coded;
+    for (int base = 0; base < count; base += 32) {
+        const int i = base + lane_id();
+        AttendBlock block;
+        std::uint32_t readers = 0;
+        if (i < count) {
+            block = list[blocks.at[i]];
+            readers = blocks.rows[i] & plan.stored_rows;
+        }
+        const bool native = kCodedBytes == 0 || (block.flags & AttendBlock::kNativeForm);
+        const std::uint32_t natives = __ballot_sync(~0U, readers && native);
+        const std::uint32_t codes = __ballot_sync(~0U, readers && !native);
+        if (readers) {
+            const int place = native ? next_native + __popc(natives & lanes_below()) * parts : next_coded + __popc(codes & lanes_below()) * parts;
+            const std::byte* keys = ((block.flags & AttendBlock::kNativeForm) ? job.params.native : job.params.slots) + block.offset;
+            for (int part = 0; part < parts; ++part) {
+                plan.groups[place + part] = describe_group(job, plan.position, keys + part * kAttendGroupTokens * (native ? kNativeBytes : kCodedBytes),
+                                                           block.block * parts + part, readers);
+            }
+        }
+        next_native += __popc(natives) * parts;
+        next_coded += __popc(codes) * parts;
+    }
+    plan.coded = coded;
+    plan.native = next_native - coded;
+    __syncwarp();
 }
 
 } // namespace oasis::cuda::detail

@@ -23,23 +23,32 @@ __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, b
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0) : "memory");
 }
 
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int kPending> __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }
-
-/// Waits until at most `pending` of this thread's committed groups are under way.
-__device__ __forceinline__ void wait_copies(int pending)
+__device__ __forceinline__ void copy_async(std::uint32_t to, const void* from)
 {
-    switch (pending) {
-    case 0: wait_copies<0>(); break;
-    case 1: wait_copies<1>(); break;
-    case 2: wait_copies<2>(); break;
-    case 3: wait_copies<3>(); break;
-    case 4: wait_copies<4>(); break;
-    case 5: wait_copies<5>(); break;
-    default: wait_copies<6>(); break;
-    }
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
 }
+
+__device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory"); }
+
+__device__ __forceinline__ void arrive(std::uint32_t barrier) { asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory"); }
+
+/// Arrives once this thread's copies so far have landed.
+__device__ __forceinline__ void arrive_after_copies(std::uint32_t barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory"); }
+
+/// Waits until the phase of `parity` is complete.
+__device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(barrier), "r"(parity)
+                 : "memory");
+}
+
+/// A barrier of the first `threads` threads of the CTA.
+__device__ __forceinline__ void synchronize(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
 
 __device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], std::uint32_t address)
 {

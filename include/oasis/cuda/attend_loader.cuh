@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention kernel: the warp that draws work, plans chunks and keeps the rings of K and V full, ahead of the warps that
+// compute and across chunks.
+#pragma once
+
+#include <oasis/cuda/attend_job.hpp>
+#include <oasis/cuda/attend_tile.cuh>
+#include <oasis/cuda/attend_work.cuh>
+
+#include <cstdint>
+
+namespace oasis::cuda::detail {
+
+template <class Traits>
+struct alignas(128) AttendShared {
+    std::uint16_t weights[Traits::kStageGroups][Traits::kQueryTiles][kAttendGroupTokens][8];
+    std::uint8_t queries[2][Traits::kQueries * Traits::kNativeRow];
+    std::uint8_t half_queries[Traits::kCoded ? Traits::kQueries * Traits::kNativeRow : 16]; ///< f16, scaled, in the codes' order
+    float peaks[Traits::kStageGroups][Traits::kQueries];   ///< of each group
+    float shrinks[Traits::kStageGroups][Traits::kQueries]; ///< factor of the sums so far
+    float masses[Traits::kStageGroups][Traits::kQueries];  ///< sum of a group's weights
+    float query_scales[Traits::kQueries];
+    ChunkPlan plans[2];
+    ChunkBlocks blocks;
+    std::uint64_t plan_full[2];
+    std::uint64_t plan_empty[2];
+    std::uint64_t keys_full[kAttendMaxDepth];
+    std::uint64_t keys_empty[kAttendMaxDepth];
+    std::uint64_t values_full[kAttendMaxDepth];
+    std::uint64_t values_empty[kAttendMaxDepth];
+    std::uint64_t judged; ///< a plan of several rows was reduced, and `nan` says how
+    std::uint8_t nan[4];  ///< by warp
+
+    __device__ void init()
+    {
+        for (int i = 0; i < 2; ++i) {
+            init_barrier(shared_address(&plan_full[i]), 2 * 32);
+            init_barrier(shared_address(&plan_empty[i]), kAttendComputeThreads / 32);
+        }
+        for (int i = 0; i < kAttendMaxDepth; ++i) {
+            init_barrier(shared_address(&keys_full[i]), 32);
+            init_barrier(shared_address(&values_full[i]), 32);
+            init_barrier(shared_address(&keys_empty[i]), kAttendComputeThreads / 32);
+            init_barrier(shared_address(&values_empty[i]), kAttendComputeThreads / 32);
+        }
+        init_barrier(shared_address(&judged), kAttendComputeThreads / 32);
+    }
+};
+
+/// A place in a ring, and the parity of the round.
+struct RingPlace {
+    int slot = 0;
+    std::uint32_t parity = 0;
+
+    __device__ void advance(int depth)
+    {
+        if (++slot == depth) {
+            slot = 0;
+            parity ^= 1U;
+        }
+    }
+};
+
+template <class Traits>
+class ChunkLoader {
+public:
+    __device__ ChunkLoader(const AttendJob& job, AttendShared<Traits>& shared, std::uint32_t ring) : job_(job), shared_(shared), ring_(ring) {}
+
+    __device__ void run()
+    {
+        AttendWalk walk;
+        std::uint32_t ticket = lane_id() == 0 ? atomicAdd(job_.ticket, 1U) : 0U;
+        for (;;) {
+            const AttendWork work = walk.find(job_, __shfl_sync(~0U, ticket, 0));
+            if (work.group < 0) { break; }
+            if (lane_id() == 0) { ticket = atomicAdd(job_.ticket, 1U); } // looked at when this one is loaded
+            load(work);
+        }
+        for (int left = 2; left; --left) { // what is under way comes to its end, and is merged
+            ChunkPlan& plan = acquire();
+            if (lane_id() == 0) {
+                plan.work.group = -1;
+                plan.final = false;
+                plan.exit = left == 1;
+            }
+            publish();
+        }
+    }
+
+private:
+    /// The next plan, when the one before in its place is done with.
+    __device__ ChunkPlan& acquire()
+    {
+        ChunkPlan& plan = shared_.plans[plan_.slot];
+        wait(shared_address(&shared_.plan_empty[plan_.slot]), plan_.parity ^ 1U);
+        if (lane_id() == 0) {
+            plan.merge.group = -1;
+            if (started_ >= 2 && plan.final && job_.params.phase != AttendPhase::kReady && last_of_group(plan.work)) { plan.merge = plan.work; }
+        }
+        ++started_;
+        __syncwarp();
+        return plan;
+    }
+
+    /// Counts a unit as done; true if the others of its (sequence, KV head) are too: then what they wrote can be read.
+    __device__ bool last_of_group(const AttendWork& work)
+    {
+        __threadfence();
+        const auto units = static_cast<std::uint32_t>(work.chunks * job_.tiles);
+        const bool last = atomicAdd(&job_.arrivals[work.group], 1U) == units - 1;
+        if (last) { job_.arrivals[work.group] = 0; }
+        __threadfence();
+        return last;
+    }
+
+    __device__ void publish()
+    {
+        const std::uint32_t barrier = shared_address(&shared_.plan_full[plan_.slot]);
+        arrive_after_copies(barrier);
+        arrive(barrier);
+        plan_.advance(2);
+    }
+
+    /// All rows at once; if a NaN came out, row by row, since a product with zero does not keep a NaN out of the others' sums.
+    __device__ void load(const AttendWork& work)
+    {
+        const int sequence = work.group / job_.kv_heads;
+        const std::int32_t first_row = job_.params.row_starts[sequence];
+        const std::int32_t sequence_rows = min(job_.params.row_starts[sequence + 1] - first_row, job_.max_rows);
+        const TokenIndex position = job_.params.first_positions[sequence];
+        const AttendBlock* list = job_.params.blocks + std::int64_t{work.group} * job_.max_blocks;
+        const std::int32_t first_query = work.tile * Traits::kQueries;
+        const std::int32_t queries = max(0, min(sequence_rows * job_.heads - first_query, Traits::kQueries));
+        std::uint32_t left = 0;
+        if (queries > 0) { left = (2U << ((first_query + queries - 1) / job_.heads)) - (1U << (first_query / job_.heads)); }
+        bool single = false;
+        do {
+            const std::uint32_t rows = single ? left & (0U - left) : left;
+            const bool judged = (rows & (rows - 1)) != 0;
+            const int count = queries > 0 ? find_blocks(job_, work, list, sequence_rows, rows, shared_.blocks) : 0;
+            std::uint32_t stored = rows;
+            if (job_.params.phase != AttendPhase::kAll) {
+                const std::uint32_t waiting = rows_waiting(list, shared_.blocks, count);
+                stored &= job_.params.phase == AttendPhase::kReady ? ~waiting : waiting;
+            }
+            ChunkPlan& plan = acquire();
+            if (lane_id() == 0) {
+                plan.work = work;
+                plan.position = position;
+                plan.first_row = first_row;
+                plan.first_query = first_query;
+                plan.queries = queries;
+                plan.stored_rows = stored;
+                plan.judged = judged;
+                plan.final = judged || rows == left;
+                plan.exit = false;
+            }
+            __syncwarp();
+            list_groups<Traits::kCoded ? Traits::kCodedRow : 0, Traits::kNativeRow>(job_, list, shared_.blocks, count, plan);
+            load_queries(plan);
+            publish();
+            load_stages(plan);
+            if (judged && found_nan()) {
+                if (lane_id() == 0) { plan.final = false; }
+                single = true;
+                continue;
+            }
+            left &= ~rows;
+        } while (left);
+    }
+
+    __device__ bool found_nan()
+    {
+        wait(shared_address(&shared_.judged), judged_parity_);
+        judged_parity_ ^= 1U;
+        bool nan = false;
+        for (int w = 0; w < 4; ++w) { nan |= shared_.nan[w] != 0; }
+        __syncwarp();
+        return nan;
+    }
+
+    __device__ void load_queries(const ChunkPlan& plan)
+    {
+        constexpr int kPieces = Traits::kNativeRow / 16;
+        const int q_heads = job_.heads * job_.kv_heads;
+        const int head = (plan.work.group % job_.kv_heads) * job_.heads;
+        const std::uint32_t to = shared_address(shared_.queries[plan_.slot]);
+        const auto* q = static_cast<const std::byte*>(job_.params.q);
+#pragma unroll 2
+        for (int query = 0; query < Traits::kQueries; ++query) {
+            const int at = plan.first_query + query; // of the (sequence, KV head)
+            const std::int64_t row = std::int64_t{plan.first_row + at / job_.heads} * q_heads + head + at % job_.heads;
+            const bool valid = query < plan.queries;
+            for (int piece = lane_id(); piece < kPieces; piece += 32) {
+                copy_async(to + tile_offset<Traits::kNativeRow>(query, piece), valid ? q + row * Traits::kNativeRow + piece * 16 : q, valid);
+            }
+        }
+    }
+
+    /// In the order in which they are used: K of a stage, V of the one before.
+    __device__ void load_stages(const ChunkPlan& plan)
+    {
+        const StageList<Traits> stages{plan.coded, plan.native};
+        const int count = stages.count();
+        for (int i = 0; i <= count; ++i) {
+            if (i < count) {
+                wait(shared_address(&shared_.keys_empty[keys_.slot]), keys_.parity ^ 1U);
+                load_keys<Traits>(stages.at(i), plan.groups, job_.block_tokens, ring_ + static_cast<std::uint32_t>(keys_.slot * Traits::kStageBytes));
+                arrive_after_copies(shared_address(&shared_.keys_full[keys_.slot]));
+                keys_.advance(job_.ring_depth);
+            }
+            if (i > 0) {
+                wait(shared_address(&shared_.values_empty[values_.slot]), values_.parity ^ 1U);
+                load_values<Traits>(stages.at(i - 1), plan.groups, job_.block_tokens, ring_ + static_cast<std::uint32_t>((job_.ring_depth + values_.slot) * Traits::kStageBytes));
+                arrive_after_copies(shared_address(&shared_.values_full[values_.slot]));
+                values_.advance(job_.ring_depth);
+            }
+        }
+    }
+
+    const AttendJob& job_;
+    AttendShared<Traits>& shared_;
+    const std::uint32_t ring_;
+    RingPlace plan_;
+    RingPlace keys_;
+    RingPlace values_;
+    std::uint32_t judged_parity_ = 0;
+    std::int32_t started_ = 0;
+};
+
+} // namespace oasis::cuda::detail

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention kernel: the four warps that reduce chunks. Groups of 16 tokens are folded in position order with a running
+// maximum. What a row gets depends on its own set alone: a group that it does not read changes no bit of its sums.
+#pragma once
+
+#include <oasis/cuda/attend_job.hpp>
+#include <oasis/cuda/attend_loader.cuh>
+#include <oasis/cuda/attend_tile.cuh>
+
+#include <cstdint>
+
+namespace oasis::cuda::detail {
+
+inline constexpr float kLog2OfSmallestScale = -24.0F; ///< f16 scales are 2^-24 at least, or zero
+
+template <class Traits>
+class ChunkReducer {
+public:
+    static constexpr int kQueryTiles = Traits::kQueryTiles;
+    static constexpr int kQueries = Traits::kQueries;
+
+    __device__ ChunkReducer(const AttendJob& job, AttendShared<Traits>& shared, std::uint32_t ring) : job_(job), shared_(shared), ring_(ring) {}
+
+    /// Takes the next plan; `merge` is called with the work to merge before it, if there is some. False after the last.
+    template <class Merge> __device__ bool next(Merge&& merge)
+    {
+        wait(shared_address(&shared_.plan_full[plan_.slot]), plan_.parity);
+        const ChunkPlan& plan = shared_.plans[plan_.slot];
+        if (plan.merge.group >= 0) { merge(plan.merge); }
+        const bool more = !plan.exit;
+        if (plan.work.group >= 0) {
+            reduce(plan, shared_.queries[plan_.slot]);
+            if (!plan.judged || !report_nan()) { store(plan); }
+        }
+        release(shared_address(&shared_.plan_empty[plan_.slot]));
+        plan_.advance(2);
+        return more;
+    }
+
+private:
+    /// This warp is done with what the barrier guards.
+    __device__ void release(std::uint32_t barrier)
+    {
+        __syncwarp();
+        if (lane_id() == 0) { arrive(barrier); }
+    }
+
+    __device__ void reduce(const ChunkPlan& plan, const std::uint8_t* queries)
+    {
+        mass_ = 0.0F;
+#pragma unroll
+        for (int n = 0; n < kQueryTiles; ++n) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int query = 8 * n + 2 * (lane_id() % 4) + e;
+                row_of_[n][e] = query < plan.queries ? (plan.first_query + query) / job_.heads : 31;
+                top_[n][e] = -INFINITY;
+            }
+#pragma unroll
+            for (int m = 0; m < Traits::kValueTiles; ++m) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) { sums_[m][n][e] = 0.0F; }
+            }
+        }
+        if (Traits::kCoded && plan.coded > 0) {
+            convert_queries(queries);
+            synchronize(kAttendComputeThreads);
+        }
+        const StageList<Traits> stages{plan.coded, plan.native};
+        const int count = stages.count();
+        for (int i = 0; i < count; ++i) {
+            const Stage stage = stages.at(i);
+            wait(shared_address(&shared_.keys_full[keys_.slot]), keys_.parity);
+            if (warp_id() < stage.count) { score(plan, stage, ring_ + static_cast<std::uint32_t>(keys_.slot * Traits::kStageBytes), shared_address(queries)); }
+            release(shared_address(&shared_.keys_empty[keys_.slot]));
+            keys_.advance(job_.ring_depth);
+            synchronize(kAttendComputeThreads);
+            weigh(stage);
+            synchronize(kAttendComputeThreads);
+            wait(shared_address(&shared_.values_full[values_.slot]), values_.parity);
+            accumulate(stage, ring_ + static_cast<std::uint32_t>((job_.ring_depth + values_.slot) * Traits::kStageBytes));
+            release(shared_address(&shared_.values_empty[values_.slot]));
+            values_.advance(job_.ring_depth);
+        }
+    }
+
+    /// Queries for coded keys: a power of two brings each into the range of f16, and channels follow the codes' order.
+    __device__ void convert_queries(const std::uint8_t* queries)
+    {
+        constexpr int kPerWarp = kQueries / 4;
+        for (int query = warp_id() * kPerWarp; query < (warp_id() + 1) * kPerWarp; ++query) {
+            const auto channel = [&](int c) {
+                const std::uint32_t at = tile_offset<Traits::kNativeRow>(query, c / 8) + static_cast<std::uint32_t>(c % 8 * 2);
+                return to_float_bits<typename Traits::Element>(*reinterpret_cast<const std::uint16_t*>(queries + at));
+            };
+            float peak = 0.0F;
+            for (int c = lane_id(); c < Traits::kHeadDim; c += 32) { peak = fmaxf(peak, fabsf(channel(c))); }
+            for (int step = 16; step; step /= 2) { peak = fmaxf(peak, __shfl_xor_sync(~0U, peak, step)); }
+            const std::uint32_t exponent = min(max(__float_as_uint(peak) >> 23, 1U), 253U);
+            const float shrink = __uint_as_float((254U - exponent) << 23);
+            if (lane_id() == 0) { shared_.query_scales[query] = job_.scale_log2 * __uint_as_float(exponent << 23); }
+            for (int c = lane_id(); c < Traits::kHeadDim; c += 32) {
+                const int within = (c % 16) / 4 * 2 + (c % 4) / 2 + 8 * (c % 2);
+                const std::uint32_t at = tile_offset<Traits::kNativeRow>(query, c / 16 * 2 + within / 8) + static_cast<std::uint32_t>(within % 8 * 2);
+                *reinterpret_cast<std::uint16_t*>(shared_.half_queries + at) = static_cast<std::uint16_t>(pack<f16>(channel(c) * shrink, 0.0F));
+            }
+        }
+    }
+
+    /// Logits of this warp's group, log2 domain, -inf where a row does not look; their maxima to shared memory. With a coded V
+    /// the maximum is that of weight times scale: so the products with the scales fill the range of f16.
+    __device__ void score(const ChunkPlan& plan, const Stage& stage, std::uint32_t keys, std::uint32_t queries)
+    {
+        const int group = warp_id();
+        float scale[2] = {1.0F, 1.0F};
+        float lift[2] = {0.0F, 0.0F};
+        if (Traits::kCoded && stage.coded) {
+            multiply_coded_keys<Traits>(keys, shared_address(shared_.half_queries), group, logits_);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const std::uint32_t at = keys + static_cast<std::uint32_t>(Traits::kScaleOffset + group * Traits::kScaleBytes + 4 * (lane_id() / 8) + 16 * half);
+                const int shift = 16 * (lane_id() / 4 % 2);
+                scale[half] = to_float_bits<f16>(static_cast<std::uint16_t>(load_shared(at) >> shift));
+                value_scale_[half] = to_float_bits<f16>(static_cast<std::uint16_t>(load_shared(at + 2 * kAttendGroupTokens) >> shift));
+                lift[half] = fmaxf(log2_approx(value_scale_[half]), kLog2OfSmallestScale);
+            }
+        } else {
+            multiply_keys<Traits>(keys, queries, group, logits_);
+        }
+        mask(plan, plan.groups[stage.first + group], stage.coded, scale);
+#pragma unroll
+        for (int n = 0; n < kQueryTiles; ++n) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                float peak = fmaxf(logits_[n][e] + lift[0], logits_[n][e + 2] + lift[1]);
+#pragma unroll
+                for (int step = 4; step < 32; step *= 2) { peak = fmaxf(peak, __shfl_xor_sync(~0U, peak, step)); }
+                if (lane_id() < 4) { shared_.peaks[group][8 * n + 2 * lane_id() + e] = peak; }
+            }
+        }
+    }
+
+    __device__ void mask(const ChunkPlan& plan, const TokenGroup& group, bool coded, const float (&scale)[2])
+    {
+#pragma unroll
+        for (int n = 0; n < kQueryTiles; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int row = row_of_[n][e % 2];
+                bool seen = (group.rows >> row) & 1U;
+                if (group.partial) {
+                    const int token = lane_id() / 4 + 8 * (e / 2);
+                    const int2 range = tokens_seen(plan.position + row, TokenIndex{group.index} * kAttendGroupTokens, job_.params.window);
+                    seen = seen && token >= range.x && token < range.y;
+                }
+                const float factor = Traits::kCoded && coded ? scale[e / 2] * shared_.query_scales[8 * n + 2 * (lane_id() % 4) + e % 2] : job_.scale_log2;
+                logits_[n][e] = seen ? logits_[n][e] * factor : -INFINITY;
+            }
+        }
+    }
+
+    /// Maxima before and after each group, the weights of this warp's group, and what the sums have to be multiplied with.
+    __device__ void weigh(const Stage& stage)
+    {
+        const int group = warp_id();
+#pragma unroll
+        for (int n = 0; n < kQueryTiles; ++n) {
+            float mass[2];
+            float shrink[2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                float before = top_[n][e];
+                float after = before;
+#pragma unroll
+                for (int g = 0; g < Traits::kStageGroups; ++g) {
+                    if (g == group) { before = top_[n][e]; }
+                    if (g < stage.count) { top_[n][e] = fmaxf(top_[n][e], shared_.peaks[g][8 * n + 2 * (lane_id() % 4) + e]); }
+                    if (g == group) { after = top_[n][e]; }
+                }
+                const float reference = after == -INFINITY ? 0.0F : after;
+                logits_[n][e] = exp2_approx(logits_[n][e] - reference);
+                logits_[n][e + 2] = exp2_approx(logits_[n][e + 2] - reference);
+                mass[e] = logits_[n][e] + logits_[n][e + 2];
+                shrink[e] = before == after ? 1.0F : exp2_approx(before - after);
+            }
+            if (group >= stage.count) { continue; }
+            store_weights(stage, n);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+#pragma unroll
+                for (int step = 4; step < 32; step *= 2) { mass[e] += __shfl_xor_sync(~0U, mass[e], step); }
+            }
+            if (lane_id() < 4) {
+                *reinterpret_cast<float2*>(&shared_.masses[group][8 * n + 2 * lane_id()]) = {mass[0], mass[1]};
+                *reinterpret_cast<float2*>(&shared_.shrinks[group][8 * n + 2 * lane_id()]) = {shrink[0], shrink[1]};
+            }
+        }
+    }
+
+    __device__ void store_weights(const Stage& stage, int n)
+    {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float even = logits_[n][2 * half];
+            float odd = logits_[n][2 * half + 1];
+            auto* to = reinterpret_cast<std::uint32_t*>(&shared_.weights[warp_id()][n][lane_id() / 4 + 8 * half][2 * (lane_id() % 4)]);
+            if (Traits::kCoded && stage.coded) {
+                even = even == 0.0F ? 0.0F : even * value_scale_[half];
+                odd = odd == 0.0F ? 0.0F : odd * value_scale_[half];
+                *to = pack<f16>(even, odd);
+            } else {
+                *to = pack<typename Traits::Element>(even, odd);
+            }
+        }
+    }
+
+    __device__ void accumulate(const Stage& stage, std::uint32_t values)
+    {
+        const std::uint32_t weights = shared_address(shared_.weights);
+        if (stage.count == Traits::kStageGroups) {
+            multiply_values<Traits, Traits::kStageGroups>(stage, values, weights, shared_.shrinks, sums_);
+        } else {
+            multiply_values<Traits, 0>(stage, values, weights, shared_.shrinks, sums_);
+        }
+        if (threadIdx.x < kQueries) {
+#pragma unroll
+            for (int group = 0; group < Traits::kStageGroups; ++group) {
+                if (group < stage.count) { mass_ = __fmaf_rn(mass_, shared_.shrinks[group][threadIdx.x], shared_.masses[group][threadIdx.x]); }
+            }
+        }
+    }
+
+    /// Tells the loader whether a sum is NaN.
+    __device__ bool report_nan()
+    {
+        float zero = 0.0F; // NaN if a sum is
+#pragma unroll
+        for (int m = 0; m < Traits::kValueTiles; ++m) {
+#pragma unroll
+            for (int n = 0; n < kQueryTiles; ++n) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) { zero += sums_[m][n][e] * 0.0F; }
+            }
+        }
+        const bool mine = __any_sync(~0U, zero != zero);
+        if (lane_id() == 0) { shared_.nan[warp_id()] = mine; }
+        synchronize(kAttendComputeThreads);
+        bool nan = false;
+        for (int w = 0; w < kAttendComputeThreads / 32; ++w) { nan |= shared_.nan[w] != 0; }
+        release(shared_address(&shared_.judged));
+        return nan;
+    }
+
+    /// The chunk's maximum, sum and weighted sum of V, for the rows whose chunk it is.
+    __device__ void store(const ChunkPlan& plan)
+    {
+        const std::int64_t base = std::int64_t{plan.work.place} * (job_.max_rows * job_.heads) + plan.first_query;
+        if (warp_id() == 0) {
+            float top = 0.0F; // of query lane_id()
+#pragma unroll
+            for (int n = 0; n < kQueryTiles; ++n) {
+                const float even = __shfl_sync(~0U, top_[n][0], lane_id() % 8 / 2);
+                const float odd = __shfl_sync(~0U, top_[n][1], lane_id() % 8 / 2);
+                if (lane_id() / 8 == n) { top = lane_id() % 2 ? odd : even; }
+            }
+            const int row = (plan.first_query + lane_id()) / job_.heads;
+            if (lane_id() < plan.queries && ((plan.stored_rows >> row) & 1U)) { job_.states[base + lane_id()] = {top, mass_}; }
+        }
+#pragma unroll
+        for (int n = 0; n < kQueryTiles; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int query = 8 * n + 2 * (lane_id() % 4) + e % 2;
+                if (query >= plan.queries || !((plan.stored_rows >> row_of_[n][e % 2]) & 1U)) { continue; }
+#pragma unroll
+                for (int m = 0; m < Traits::kValueTiles; ++m) {
+                    const int tile = warp_id() + 4 * m;
+                    if (tile < Traits::kHeadDim / 16) { job_.sums[(base + query) * Traits::kHeadDim + channel_of<Traits>(tile, e)] = sums_[m][n][e]; }
+                }
+            }
+        }
+    }
+
+    const AttendJob& job_;
+    AttendShared<Traits>& shared_;
+    const std::uint32_t ring_;
+    RingPlace plan_;
+    RingPlace keys_;
+    RingPlace values_;
+    std::int32_t row_of_[kQueryTiles][2];
+    float logits_[kQueryTiles][4];
+    float value_scale_[2];
+    float top_[kQueryTiles][2]; ///< running maximum, the same in all warps
+    float mass_ = 0.0F;         ///< of query threadIdx.x
+    float sums_[Traits::kValueTiles][kQueryTiles][4];
+};
+
+} // namespace oasis::cuda::detail
