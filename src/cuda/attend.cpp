@@ -136,6 +136,7 @@ void AttendPlan::enqueue(Queue queue, const AttendParams& params) const
     job.groups = params.sequences * config_.kv_heads;
     job.kv_heads = config_.kv_heads;
     job.heads = group_of(config_);
+    job.heads_inverse = ((1 << 16) + job.heads - 1) / job.heads;
     job.block_tokens = config_.block_tokens;
     job.chunk_shift = std::countr_zero(static_cast<unsigned>(chunk_blocks(config_)));
     job.max_blocks = config_.max_blocks;

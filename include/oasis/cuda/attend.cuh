@@ -24,42 +24,55 @@ template <class Element> __device__ __forceinline__ void write_output(const Atte
 }
 
 /// Merges the chunks of a (sequence, KV head) in position order and writes its rows. Empty chunks change nothing.
-template <class Traits> __device__ void merge_chunks(const AttendJob& job, const AttendWork& work)
+template <class Traits> __device__ __noinline__ void merge_chunks(const AttendJob& job, const AttendWork& work)
 {
     constexpr int kQuads = Traits::kHeadDim / 4;
-    const int sequence = work.group / job.kv_heads;
-    const int first_row = job.params.row_starts[sequence];
-    const int rows = min(job.params.row_starts[sequence + 1] - first_row, job.max_rows);
-    const int stride = job.max_rows * job.heads;
+    constexpr int kAtOnce = 8; // chunks loaded together
+    const std::int64_t stride = job.max_rows * job.heads;
     const std::int64_t base = (std::int64_t{work.place} - work.chunk) * stride;
-    for (int i = static_cast<int>(threadIdx.x); i < rows * job.heads * kQuads; i += kAttendComputeThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < work.rows * job.heads * kQuads; i += kAttendComputeThreads) {
         const int query = i / kQuads;
         const float2* states = job.states + base + query;
         const float4* sums = reinterpret_cast<const float4*>(job.sums) + (base + query) * kQuads + i % kQuads;
         float top = -INFINITY;
-#pragma unroll 8
-        for (int c = 0; c < work.chunks; ++c) { top = fmaxf(top, __ldcg(&states[c * std::int64_t{stride}].x)); }
-        const float reference = top == -INFINITY ? 0.0F : top;
         float mass = 0.0F;
         float4 sum{};
-#pragma unroll 8
-        for (int c = 0; c < work.chunks; ++c) {
-            const float2 state = __ldcg(&states[c * std::int64_t{stride}]);
-            const float4 part = __ldcg(&sums[c * std::int64_t{stride} * kQuads]);
-            const float weight = exp2_approx(state.x - reference);
-            if (state.y == 0.0F) { continue; } // empty; a NaN is not
-            mass = __fmaf_rn(state.y, weight, mass);
-            sum.x = __fmaf_rn(part.x, weight, sum.x);
-            sum.y = __fmaf_rn(part.y, weight, sum.y);
-            sum.z = __fmaf_rn(part.z, weight, sum.z);
-            sum.w = __fmaf_rn(part.w, weight, sum.w);
+        for (int first = 0; first < work.chunks; first += kAtOnce) {
+            float2 state[kAtOnce];
+            float4 part[kAtOnce];
+            const float before = top;
+#pragma unroll
+            for (int c = 0; c < kAtOnce; ++c) {
+                state[c] = {-INFINITY, 0.0F};
+                if (first + c < work.chunks) {
+                    state[c] = __ldcg(states + (first + c) * stride);
+                    part[c] = __ldcg(sums + (first + c) * stride * kQuads);
+                }
+            }
+#pragma unroll
+            for (int c = 0; c < kAtOnce; ++c) { top = fmaxf(top, state[c].x); }
+            const float reference = top == -INFINITY ? 0.0F : top;
+            const float shrink = before == top ? 1.0F : exp2_approx(before - top);
+            mass *= shrink;
+            sum = {sum.x * shrink, sum.y * shrink, sum.z * shrink, sum.w * shrink};
+#pragma unroll
+            for (int c = 0; c < kAtOnce; ++c) {
+                if (state[c].y == 0.0F) { continue; } // empty; a NaN is not
+                const float weight = exp2_approx(state[c].x - reference);
+                mass = __fmaf_rn(state[c].y, weight, mass);
+                sum.x = __fmaf_rn(part[c].x, weight, sum.x);
+                sum.y = __fmaf_rn(part[c].y, weight, sum.y);
+                sum.z = __fmaf_rn(part[c].z, weight, sum.z);
+                sum.w = __fmaf_rn(part[c].w, weight, sum.w);
+            }
         }
         const float share = mass == 0.0F ? 0.0F : 1.0F / mass;
-        const std::int64_t head = std::int64_t{first_row + query / job.heads} * (job.heads * job.kv_heads) + (work.group % job.kv_heads) * job.heads + query % job.heads;
+        const int row = row_of_query(job, query);
+        const std::int64_t head = std::int64_t{work.first_row + row} * (job.heads * job.kv_heads) + work.group % job.kv_heads * job.heads + query - row * job.heads;
         write_output<typename Traits::Element>(job.params, head * Traits::kHeadDim + 4 * (i % kQuads), {sum.x * share, sum.y * share, sum.z * share, sum.w * share});
         if (job.params.lse && i % kQuads == 0) {
             constexpr float kLn2 = 0.693147180559945309F;
-            job.params.lse[head] = mass == 0.0F ? -INFINITY : (reference + log2f(mass)) * kLn2;
+            job.params.lse[head] = mass == 0.0F ? -INFINITY : (top + log2f(mass)) * kLn2;
         }
     }
 }
@@ -71,8 +84,10 @@ template <class Traits> __global__ void __launch_bounds__(kAttendThreads, Traits
     const std::uint32_t ring = shared_address(memory + sizeof(shared));
     if (threadIdx.x == 0) { shared.init(); }
     __syncthreads();
-    if (threadIdx.x >= kAttendComputeThreads) {
+    if (warp_id() == kAttendComputeThreads / 32) {
         ChunkLoader<Traits>(job, shared, ring).run();
+    } else if (warp_id() > kAttendComputeThreads / 32) {
+        ChunkPlanner<Traits>(job, shared).run();
     } else {
         ChunkReducer<Traits> reducer(job, shared, ring);
         while (reducer.next([&](const AttendWork& work) { merge_chunks<Traits>(job, work); })) {}

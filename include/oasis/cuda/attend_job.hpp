@@ -9,7 +9,7 @@
 
 namespace oasis::cuda::detail {
 
-inline constexpr int kAttendThreads = 160; ///< four warps that compute, one that loads
+inline constexpr int kAttendThreads = 192; ///< four warps that compute, one that loads, one that plans
 inline constexpr int kAttendComputeThreads = 128;
 inline constexpr int kAttendMaxDepth = 8; ///< of a ring
 inline constexpr int kAttendChunkTokens = 256; ///< of a row's set: the unit of work and of the merge
@@ -23,6 +23,7 @@ struct AttendJob {
     std::int32_t groups = 0;      ///< sequences * kv_heads
     std::int32_t kv_heads = 0;
     std::int32_t heads = 0;       ///< query heads of a KV head
+    std::int32_t heads_inverse = 0; ///< 2^16 / heads, rounded up
     std::int32_t block_tokens = 0;
     std::int32_t chunk_shift = 0; ///< log2 of the blocks of a chunk
     std::int32_t max_blocks = 0;
@@ -36,7 +37,7 @@ struct AttendJob {
     float* sums = nullptr;               ///< [chunks, max_rows * heads, head_dim] its weighted sum of V
 };
 
-/// A compiled kernel.
+/// A compiled kernel: its handle and what it needs.
 struct AttendKernel {
     const void* handle = nullptr; ///< void(AttendJob)
     std::int32_t queries = 0;     ///< (row, query head) pairs of a tile

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention kernel: the warp that draws work, plans chunks and keeps the rings of K and V full, ahead of the warps that
-// compute and across chunks.
+// Attention kernel: the warp that draws work and plans chunks, and the warp that keeps the rings of K and V full; both run
+// ahead of the warps that compute, across chunks.
 #pragma once
 
 #include <oasis/cuda/attend_job.hpp>
@@ -24,6 +24,7 @@ struct alignas(128) AttendShared {
     ChunkPlan plans[2];
     ChunkBlocks blocks;
     std::uint64_t plan_full[2];
+    std::uint64_t queries_full[2];
     std::uint64_t plan_empty[2];
     std::uint64_t keys_full[kAttendMaxDepth];
     std::uint64_t keys_empty[kAttendMaxDepth];
@@ -35,8 +36,9 @@ struct alignas(128) AttendShared {
     __device__ void init()
     {
         for (int i = 0; i < 2; ++i) {
-            init_barrier(shared_address(&plan_full[i]), 2 * 32);
-            init_barrier(shared_address(&plan_empty[i]), kAttendComputeThreads / 32);
+            init_barrier(shared_address(&plan_full[i]), 32);
+            init_barrier(shared_address(&queries_full[i]), 32);
+            init_barrier(shared_address(&plan_empty[i]), kAttendComputeThreads / 32 + 1);
         }
         for (int i = 0; i < kAttendMaxDepth; ++i) {
             init_barrier(shared_address(&keys_full[i]), 32);
@@ -63,19 +65,19 @@ struct RingPlace {
 };
 
 template <class Traits>
-class ChunkLoader {
+class ChunkPlanner {
 public:
-    __device__ ChunkLoader(const AttendJob& job, AttendShared<Traits>& shared, std::uint32_t ring) : job_(job), shared_(shared), ring_(ring) {}
+    __device__ ChunkPlanner(const AttendJob& job, AttendShared<Traits>& shared) : job_(job), shared_(shared) {}
 
     __device__ void run()
     {
-        AttendWalk walk;
         std::uint32_t ticket = lane_id() == 0 ? atomicAdd(job_.ticket, 1U) : 0U;
+        AttendWalk walk(job_);
         for (;;) {
             const AttendWork work = walk.find(job_, __shfl_sync(~0U, ticket, 0));
             if (work.group < 0) { break; }
-            if (lane_id() == 0) { ticket = atomicAdd(job_.ticket, 1U); } // looked at when this one is loaded
-            load(work);
+            if (lane_id() == 0) { ticket = atomicAdd(job_.ticket, 1U); } // looked at when this one is planned
+            plan(work);
         }
         for (int left = 2; left; --left) { // what is under way comes to its end, and is merged
             ChunkPlan& plan = acquire();
@@ -106,34 +108,32 @@ private:
     /// Counts a unit as done; true if the others of its (sequence, KV head) are too: then what they wrote can be read.
     __device__ bool last_of_group(const AttendWork& work)
     {
-        __threadfence();
         const auto units = static_cast<std::uint32_t>(work.chunks * job_.tiles);
-        const bool last = atomicAdd(&job_.arrivals[work.group], 1U) == units - 1;
+        const bool last = add_and_order(&job_.arrivals[work.group], 1U) == units - 1;
         if (last) { job_.arrivals[work.group] = 0; }
-        __threadfence();
         return last;
     }
 
     __device__ void publish()
     {
-        const std::uint32_t barrier = shared_address(&shared_.plan_full[plan_.slot]);
-        arrive_after_copies(barrier);
-        arrive(barrier);
+        arrive(shared_address(&shared_.plan_full[plan_.slot]));
+        arrive_after_copies(shared_address(&shared_.queries_full[plan_.slot]));
         plan_.advance(2);
     }
 
     /// All rows at once; if a NaN came out, row by row, since a product with zero does not keep a NaN out of the others' sums.
-    __device__ void load(const AttendWork& work)
+    __device__ void plan(AttendWork work)
     {
         const int sequence = work.group / job_.kv_heads;
-        const std::int32_t first_row = job_.params.row_starts[sequence];
-        const std::int32_t sequence_rows = min(job_.params.row_starts[sequence + 1] - first_row, job_.max_rows);
-        const TokenIndex position = job_.params.first_positions[sequence];
         const AttendBlock* list = job_.params.blocks + std::int64_t{work.group} * job_.max_blocks;
+        prefetch(list + min((work.chunk << job_.chunk_shift) + lane_id(), job_.max_blocks - 1)); // what one row will read
+        work.first_row = job_.params.row_starts[sequence];
+        const std::int32_t sequence_rows = work.rows = min(job_.params.row_starts[sequence + 1] - work.first_row, job_.max_rows);
+        const TokenIndex position = job_.params.first_positions[sequence];
         const std::int32_t first_query = work.tile * Traits::kQueries;
         const std::int32_t queries = max(0, min(sequence_rows * job_.heads - first_query, Traits::kQueries));
         std::uint32_t left = 0;
-        if (queries > 0) { left = (2U << ((first_query + queries - 1) / job_.heads)) - (1U << (first_query / job_.heads)); }
+        if (queries > 0) { left = (2U << row_of_query(job_, first_query + queries - 1)) - (1U << row_of_query(job_, first_query)); }
         bool single = false;
         do {
             const std::uint32_t rows = single ? left & (0U - left) : left;
@@ -148,7 +148,6 @@ private:
             if (lane_id() == 0) {
                 plan.work = work;
                 plan.position = position;
-                plan.first_row = first_row;
                 plan.first_query = first_query;
                 plan.queries = queries;
                 plan.stored_rows = stored;
@@ -157,10 +156,9 @@ private:
                 plan.exit = false;
             }
             __syncwarp();
-            list_groups<Traits::kCoded ? Traits::kCodedRow : 0, Traits::kNativeRow>(job_, list, shared_.blocks, count, plan);
             load_queries(plan);
+            list_groups<Traits::kCoded ? Traits::kCodedRow : 0, Traits::kNativeRow>(job_, list, shared_.blocks, count, plan);
             publish();
-            load_stages(plan);
             if (judged && found_nan()) {
                 if (lane_id() == 0) { plan.final = false; }
                 single = true;
@@ -187,46 +185,85 @@ private:
         const int head = (plan.work.group % job_.kv_heads) * job_.heads;
         const std::uint32_t to = shared_address(shared_.queries[plan_.slot]);
         const auto* q = static_cast<const std::byte*>(job_.params.q);
-#pragma unroll 2
-        for (int query = 0; query < Traits::kQueries; ++query) {
-            const int at = plan.first_query + query; // of the (sequence, KV head)
-            const std::int64_t row = std::int64_t{plan.first_row + at / job_.heads} * q_heads + head + at % job_.heads;
+        for (int i = lane_id(); i < Traits::kQueries * kPieces; i += 32) {
+            const int query = i / kPieces;
+            const int row = row_of_query(job_, plan.first_query + query);
+            const std::int64_t at = std::int64_t{plan.work.first_row + row} * q_heads + head + plan.first_query + query - row * job_.heads;
             const bool valid = query < plan.queries;
-            for (int piece = lane_id(); piece < kPieces; piece += 32) {
-                copy_async(to + tile_offset<Traits::kNativeRow>(query, piece), valid ? q + row * Traits::kNativeRow + piece * 16 : q, valid);
-            }
-        }
-    }
-
-    /// In the order in which they are used: K of a stage, V of the one before.
-    __device__ void load_stages(const ChunkPlan& plan)
-    {
-        const StageList<Traits> stages{plan.coded, plan.native};
-        const int count = stages.count();
-        for (int i = 0; i <= count; ++i) {
-            if (i < count) {
-                wait(shared_address(&shared_.keys_empty[keys_.slot]), keys_.parity ^ 1U);
-                load_keys<Traits>(stages.at(i), plan.groups, job_.block_tokens, ring_ + static_cast<std::uint32_t>(keys_.slot * Traits::kStageBytes));
-                arrive_after_copies(shared_address(&shared_.keys_full[keys_.slot]));
-                keys_.advance(job_.ring_depth);
-            }
-            if (i > 0) {
-                wait(shared_address(&shared_.values_empty[values_.slot]), values_.parity ^ 1U);
-                load_values<Traits>(stages.at(i - 1), plan.groups, job_.block_tokens, ring_ + static_cast<std::uint32_t>((job_.ring_depth + values_.slot) * Traits::kStageBytes));
-                arrive_after_copies(shared_address(&shared_.values_full[values_.slot]));
-                values_.advance(job_.ring_depth);
-            }
+            copy_async(to + tile_offset<Traits::kNativeRow>(query, i % kPieces), valid ? q + at * Traits::kNativeRow + i % kPieces * 16 : q, valid);
         }
     }
 
     const AttendJob& job_;
     AttendShared<Traits>& shared_;
+    RingPlace plan_;
+    std::uint32_t judged_parity_ = 0;
+    std::int32_t started_ = 0;
+};
+
+template <class Traits>
+class ChunkLoader {
+public:
+    __device__ ChunkLoader(const AttendJob& job, AttendShared<Traits>& shared, std::uint32_t ring) : shared_(shared), block_tokens_(job.block_tokens), depth_(job.ring_depth), ring_(ring) {}
+
+    __device__ void run()
+    {
+        for (;;) {
+            wait(shared_address(&shared_.plan_full[plan_.slot]), plan_.parity);
+            const ChunkPlan& plan = shared_.plans[plan_.slot];
+            if (plan.work.group >= 0) { load(plan); }
+            const bool exit = plan.exit;
+            __syncwarp();
+            if (lane_id() == 0) { arrive(shared_address(&shared_.plan_empty[plan_.slot])); }
+            if (exit) { return; }
+            plan_.advance(2);
+        }
+    }
+
+private:
+    /// In the order in which they are used: K of a stage, V of the one before.
+    __device__ void load(const ChunkPlan& plan)
+    {
+        const StageList<Traits> stages{plan.coded, plan.native};
+        const int count = stages.count();
+        for (int i = 0; i <= count; ++i) {
+            if (i < count) { load_stage(stages.at(i), plan.groups, false, keys_, shared_.keys_full, shared_.keys_empty, ring_); }
+            if (i > 0) {
+                load_stage(stages.at(i - 1), plan.groups, true, values_, shared_.values_full, shared_.values_empty,
+                           ring_ + static_cast<std::uint32_t>(depth_ * Traits::kStageBytes));
+            }
+        }
+    }
+
+    __device__ void load_stage(const Stage& stage, const TokenGroup* groups, bool values, RingPlace& place, std::uint64_t* full, std::uint64_t* empty, std::uint32_t ring)
+    {
+        wait(shared_address(&empty[place.slot]), place.parity ^ 1U);
+        const std::uint32_t to = ring + static_cast<std::uint32_t>(place.slot * Traits::kStageBytes);
+        if (Traits::kCoded && stage.coded) {
+            const std::int64_t offset = values ? block_tokens_ * Traits::kCodedRow : 0;
+            for (int g = 0; g < stage.count; ++g) {
+                load_group<Traits::kCodedRow>(groups[stage.first + g], offset, coded_, to + static_cast<std::uint32_t>(g * kAttendGroupTokens * Traits::kCodedRow));
+            }
+            if (!values) { load_scales<Traits>(groups + stage.first, stage.count, block_tokens_, to); }
+        } else {
+            const std::int64_t offset = values ? block_tokens_ * Traits::kNativeRow : 0;
+            for (int g = 0; g < stage.count; ++g) {
+                load_group<Traits::kNativeRow>(groups[stage.first + g], offset, native_, to + static_cast<std::uint32_t>(g * kAttendGroupTokens * Traits::kNativeRow));
+            }
+        }
+        arrive_after_copies(shared_address(&full[place.slot]));
+        place.advance(depth_);
+    }
+
+    AttendShared<Traits>& shared_;
+    const std::int32_t block_tokens_;
+    const std::int32_t depth_;
     const std::uint32_t ring_;
+    const LanePieces<Traits::kNativeRow> native_;
+    const LanePieces<Traits::kCodedRow> coded_;
     RingPlace plan_;
     RingPlace keys_;
     RingPlace values_;
-    std::uint32_t judged_parity_ = 0;
-    std::int32_t started_ = 0;
 };
 
 } // namespace oasis::cuda::detail

@@ -30,6 +30,7 @@ public:
         if (plan.merge.group >= 0) { merge(plan.merge); }
         const bool more = !plan.exit;
         if (plan.work.group >= 0) {
+            wait(shared_address(&shared_.queries_full[plan_.slot]), plan_.parity);
             reduce(plan, shared_.queries[plan_.slot]);
             if (!plan.judged || !report_nan()) { store(plan); }
         }
@@ -54,7 +55,7 @@ private:
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const int query = 8 * n + 2 * (lane_id() % 4) + e;
-                row_of_[n][e] = query < plan.queries ? (plan.first_query + query) / job_.heads : 31;
+                row_of_[n][e] = query < plan.queries ? row_of_query(job_, plan.first_query + query) : 31;
                 top_[n][e] = -INFINITY;
             }
 #pragma unroll
@@ -264,7 +265,7 @@ private:
                 const float odd = __shfl_sync(~0U, top_[n][1], lane_id() % 8 / 2);
                 if (lane_id() / 8 == n) { top = lane_id() % 2 ? odd : even; }
             }
-            const int row = (plan.first_query + lane_id()) / job_.heads;
+            const int row = row_of_query(job_, plan.first_query + lane_id());
             if (lane_id() < plan.queries && ((plan.stored_rows >> row) & 1U)) { job_.states[base + lane_id()] = {top, mass_}; }
         }
 #pragma unroll

@@ -58,24 +58,37 @@ template <class Traits> struct StageList {
     }
 };
 
-/// A warp starts the copies of a group's 16 rows of K (or V, `offset` bytes behind) to the rows from 16 * place on. Tokens that
-/// no row reads become zeros: whatever an unused place holds, it is not multiplied.
-template <int kRowBytes>
-__device__ __forceinline__ void load_group(const TokenGroup& group, std::int64_t offset, int place, std::uint32_t to)
-{
-    constexpr int kPieces = kRowBytes / 16;
-    const std::byte* from = group.keys + offset; // 16 rows, one after another
-    const bool whole = group.begin == 0 && group.end == kAttendGroupTokens;
+/// Where a lane puts its pieces of a group's 16 rows: with 32 lanes, step by step through the rows.
+template <int kRowBytes> struct LanePieces {
+    static constexpr int kPieces = kRowBytes / 16;
+    static constexpr int kSteps = (kPieces + 1) / 2;
+    std::uint32_t offset[kSteps];
+
+    __device__ LanePieces()
+    {
 #pragma unroll
-    for (int step = 0; step < (kPieces + 1) / 2; ++step) {
-        const int piece = 32 * step + lane_id();
-        const int row = piece / kPieces;
-        if (kPieces % 2 && row >= kAttendGroupTokens) { break; }
-        const std::uint32_t target = to + tile_offset<kRowBytes>(place * kAttendGroupTokens + row, piece % kPieces);
-        if (whole) {
-            copy_async(target, from + 16 * piece);
-        } else {
-            copy_async(target, from + 16 * piece, row >= group.begin && row < group.end);
+        for (int step = 0; step < kSteps; ++step) { offset[step] = tile_offset<kRowBytes>(row(step), (32 * step + lane_id()) % kPieces); }
+    }
+    __device__ static int row(int step) { return (32 * step + lane_id()) / kPieces; }
+};
+
+/// A warp starts the copies of a group's rows of K (or V, `offset` bytes behind). Tokens that no row reads become zeros: whatever
+/// an unused place holds, it is not multiplied.
+template <int kRowBytes>
+__device__ __forceinline__ void load_group(const TokenGroup& group, std::int64_t offset, const LanePieces<kRowBytes>& pieces, std::uint32_t to)
+{
+    const std::byte* from = group.keys + offset + 16 * lane_id(); // 16 rows, one after another
+    const bool whole = group.begin == 0 && group.end == kAttendGroupTokens;
+    constexpr int kWholeSteps = LanePieces<kRowBytes>::kPieces / 2;
+    if (whole) {
+#pragma unroll
+        for (int step = 0; step < kWholeSteps; ++step) { copy_async(to + pieces.offset[step], from + 512 * step); }
+        if (kWholeSteps < pieces.kSteps && lane_id() < 16) { copy_async(to + pieces.offset[pieces.kSteps - 1], from + 512 * (pieces.kSteps - 1)); }
+    } else {
+        for (int step = 0; step < pieces.kSteps; ++step) {
+            const int row = pieces.row(step);
+            if (row >= kAttendGroupTokens) { break; }
+            copy_async(to + tile_offset<kRowBytes>(row, (32 * step + lane_id()) % pieces.kPieces), from + 512 * step, row >= group.begin && row < group.end);
         }
     }
 }
@@ -87,35 +100,12 @@ __device__ __forceinline__ void load_scales(const TokenGroup* groups, int count,
     const int i = lane_id();
     if (i >= 4 * count) { return; }
     const TokenGroup& group = groups[i / 4];
-    const int part = group.index % (block_tokens / kAttendGroupTokens); // of the block
+    const int part = group.index & (block_tokens / kAttendGroupTokens - 1); // of the block
     const int of_values = (i % 4) / 2;
     const int half = i % 2;
     const std::byte* block = group.keys - part * kAttendGroupTokens * Traits::kCodedRow;
     const std::byte* scales = block + 2 * block_tokens * Traits::kCodedRow + 2 * (of_values * block_tokens + part * kAttendGroupTokens);
     copy_async(to + static_cast<std::uint32_t>(Traits::kScaleOffset + (i / 4) * Traits::kScaleBytes + of_values * 2 * kAttendGroupTokens + half * 16), scales + half * 16);
-}
-
-template <class Traits>
-__device__ __forceinline__ void load_keys(const Stage& stage, const TokenGroup* groups, int block_tokens, std::uint32_t to)
-{
-    if (Traits::kCoded && stage.coded) {
-        for (int g = 0; g < stage.count; ++g) { load_group<Traits::kCodedRow>(groups[stage.first + g], 0, g, to); }
-        load_scales<Traits>(groups + stage.first, stage.count, block_tokens, to);
-    } else {
-        for (int g = 0; g < stage.count; ++g) { load_group<Traits::kNativeRow>(groups[stage.first + g], 0, g, to); }
-    }
-}
-
-template <class Traits>
-__device__ __forceinline__ void load_values(const Stage& stage, const TokenGroup* groups, int block_tokens, std::uint32_t to)
-{
-    for (int g = 0; g < stage.count; ++g) {
-        if (Traits::kCoded && stage.coded) {
-            load_group<Traits::kCodedRow>(groups[stage.first + g], block_tokens * Traits::kCodedRow, g, to);
-        } else {
-            load_group<Traits::kNativeRow>(groups[stage.first + g], block_tokens * Traits::kNativeRow, g, to);
-        }
-    }
 }
 
 /// logits[n][e] of group `group` of a stage: tokens i and i + 8 (e / 2) with queries 8 n + 2j + e % 2. Two chains of sums,

@@ -19,6 +19,8 @@ struct AttendWork {
     std::int32_t chunks = 0;
     std::int32_t blocks = 0; ///< of the list
     std::uint32_t place = 0; ///< of the chunk in the workspace
+    std::int32_t first_row = 0; ///< of the sequence
+    std::int32_t rows = 0;
 };
 
 /// Sixteen tokens of a block, as they are loaded.
@@ -38,7 +40,6 @@ struct ChunkPlan {
     TokenGroup groups[kMaxGroups]; ///< coded ones first, each form in position order
     AttendWork work;
     TokenIndex position;           ///< of row 0
-    std::int32_t first_row;
     std::int32_t first_query;      ///< of the tile
     std::int32_t queries;
     std::int32_t coded;            ///< groups
@@ -54,6 +55,9 @@ __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x) 
 __device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x) / 32; }
 __device__ __forceinline__ std::uint32_t lanes_below() { return (1U << lane_id()) - 1U; }
 
+/// The row of a query of a (sequence, KV head).
+__device__ __forceinline__ int row_of_query(const AttendJob& job, int query) { return (query * job.heads_inverse) >> 16; }
+
 /// The sum of `value` over this and the lower lanes.
 __device__ __forceinline__ std::uint32_t sum_through(std::uint32_t value)
 {
@@ -68,6 +72,8 @@ __device__ __forceinline__ std::uint32_t sum_through(std::uint32_t value)
 /// Maps tickets to work. Tickets of a CTA grow, so the walk over the lists' lengths never turns back.
 class AttendWalk {
 public:
+    __device__ explicit AttendWalk(const AttendJob& job) { load(job); }
+
     __device__ AttendWork find(const AttendJob& job, std::uint32_t ticket)
     {
         while (ticket >= before_ + units_) {
@@ -80,28 +86,30 @@ public:
             }
             load(job);
         }
-        const bool mine = ticket - before_ >= below_ && ticket - before_ - below_ < own_;
-        std::uint32_t rest = ticket - before_ - below_;
+        std::uint32_t rest = ticket - before_ - below_; // wraps round in lanes above
+        const bool mine = rest < own_;
         AttendWork work;
-        work.place = ticket / static_cast<std::uint32_t>(job.tiles);
+        std::uint32_t units = 0;
 #pragma unroll
         for (int k = 0; k < kPerLane; ++k) {
-            const std::uint32_t units = units_of(job, k);
-            if (work.group < 0 && rest < units) {
+            const std::uint32_t at = units_of(job, k);
+            if (work.group < 0 && rest < at) {
                 work.group = first_ + kPerLane * lane_id() + k;
-                work.chunks = static_cast<std::int32_t>(units) / job.tiles;
-                work.chunk = static_cast<std::int32_t>(rest) / job.tiles;
-                work.tile = static_cast<std::int32_t>(rest) % job.tiles;
                 work.blocks = blocks_[k];
+                units = at;
+            } else if (work.group < 0) {
+                rest -= at;
             }
-            rest -= units;
         }
         const int source = __ffs(static_cast<int>(__ballot_sync(~0U, mine))) - 1;
         work.group = __shfl_sync(~0U, work.group, source);
-        work.chunks = __shfl_sync(~0U, work.chunks, source);
-        work.chunk = __shfl_sync(~0U, work.chunk, source);
-        work.tile = __shfl_sync(~0U, work.tile, source);
         work.blocks = __shfl_sync(~0U, work.blocks, source);
+        const std::uint32_t tiles = static_cast<std::uint32_t>(job.tiles);
+        rest = __shfl_sync(~0U, rest, source);
+        work.chunk = static_cast<std::int32_t>(rest / tiles);
+        work.tile = static_cast<std::int32_t>(rest % tiles);
+        work.chunks = static_cast<std::int32_t>(__shfl_sync(~0U, units, source) / tiles);
+        work.place = ticket / tiles;
         return work;
     }
 
@@ -131,7 +139,7 @@ private:
         units_ = __shfl_sync(~0U, through, 31);
     }
 
-    std::int32_t first_ = -kWindow;
+    std::int32_t first_ = 0;
     std::uint32_t before_ = 0; ///< units of the groups before the window
     std::uint32_t units_ = 0;  ///< of the window
     std::uint32_t below_ = 0;  ///< of the lanes below

@@ -28,6 +28,8 @@ __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
 }
 
+__device__ __forceinline__ void prefetch(const void* pointer) { asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(pointer))); }
+
 __device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory"); }
 
 __device__ __forceinline__ void arrive(std::uint32_t barrier) { asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory"); }
@@ -45,6 +47,15 @@ __device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity
                  "@!done bra again;\n"
                  "}" ::"r"(barrier), "r"(parity)
                  : "memory");
+}
+
+/// Adds to a counter of the device; what this thread has seen written before is there for who reads the sum, and the other
+/// way round.
+__device__ __forceinline__ std::uint32_t add_and_order(std::uint32_t* counter, std::uint32_t n)
+{
+    std::uint32_t before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(__cvta_generic_to_global(counter)), "r"(n) : "memory");
+    return before;
 }
 
 /// A barrier of the first `threads` threads of the CTA.
