@@ -182,7 +182,7 @@ std::vector<Case> cases()
     all.push_back({.name = "bf16/block16/batch64/rows8/union2560", .batch = 64, .rows = 8, .tokens_low = 2560, .tokens_high = 2560, .row_tokens = 2048});
     all.push_back({.name = "int8/block16/batch64/rows8/union2560", .code = BlockCode::kInt8, .batch = 64, .rows = 8, .tokens_low = 2560, .tokens_high = 2560, .row_tokens = 2048});
     for (const std::int32_t batch : {1, 4, 16, 64}) { // what the defaults were picked from
-        for (const auto& [depth, ctas] : {std::pair{1, 3}, {2, 1}, {2, 2}, {2, 3}, {3, 1}, {3, 2}, {4, 1}, {4, 2}}) {
+        for (const auto& [depth, ctas] : {std::pair{2, 1}, {2, 2}, {2, 3}, {3, 1}, {3, 2}, {3, 3}, {4, 1}, {4, 2}}) {
             const std::string suffix = "/batch" + std::to_string(batch) + "/depth" + std::to_string(depth) + "/ctas" + std::to_string(ctas);
             all.push_back({.name = "tune/bf16" + suffix, .batch = batch, .ring_depth = depth, .ctas_per_sm = ctas});
             if (batch == 64) { all.push_back({.name = "tune/int8" + suffix, .code = BlockCode::kInt8, .batch = batch, .ring_depth = depth, .ctas_per_sm = ctas}); }

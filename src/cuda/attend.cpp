@@ -34,6 +34,8 @@ constexpr Supported kSupported[] = {
     {DType::kBF16, 128, &detail::attend_kernel<bf16, 128>}, {DType::kBF16, 256, &detail::attend_kernel<bf16, 256>},
 };
 
+constexpr std::size_t kReservedBytes = 1024; ///< of shared memory, by the driver for each CTA
+
 std::int32_t group_of(const AttendConfig& config) { return config.q_heads / config.kv_heads; }
 
 void check_config(const AttendConfig& c)
@@ -104,16 +106,22 @@ AttendPlan::AttendPlan(const AttendConfig& config) : config_(config)
     const std::size_t units = chunks * std::size_t(tiles_);
     expects(units < std::numeric_limits<std::int32_t>::max() / 2, "AttendPlan: ", units, " chunks are more than a launch can count.");
 
-    // Few chunks: all of one in flight at once. Many: several CTAs on an SM, so that one loads while another computes.
-    if (config_.ring_depth == 0) { config_.ring_depth = units <= std::size_t(device.sm_count) ? 4 : 2; }
+    // Few chunks: one CTA on an SM, with all of a chunk in flight. Many: several, so that one loads while another computes.
     const auto bytes_at = [&](std::int32_t depth) { return std::size_t(kernel.fixed_bytes) + 2 * std::size_t(depth) * std::size_t(kernel.stage_bytes); };
-    while (config_.ring_depth > 2 && bytes_at(config_.ring_depth) > device.shared_bytes) { --config_.ring_depth; }
+    const bool few = units <= std::size_t(device.sm_count);
+    const std::size_t ctas = config_.ctas_per_sm ? std::size_t(config_.ctas_per_sm) : few ? 1 : std::size_t(kernel.ctas_per_sm);
+    const std::size_t room = device.shared_bytes / ctas - (ctas > 1 ? kReservedBytes : 0);
+    if (config_.ring_depth == 0) {
+        config_.ring_depth = few ? 4 : 3;
+        while (config_.ring_depth > 1 && bytes_at(config_.ring_depth) > room) { --config_.ring_depth; }
+    }
+    while (config_.ring_depth > 1 && bytes_at(config_.ring_depth) > device.shared_bytes) { --config_.ring_depth; }
     shared_bytes_ = bytes_at(config_.ring_depth);
     check(::cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes_)), "cudaFuncSetAttribute of ", shared_bytes_,
           " bytes of shared memory");
     int fit = 0;
     check(::cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel_, detail::kAttendThreads, shared_bytes_), "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    config_.ctas_per_sm = config_.ctas_per_sm ? std::min(config_.ctas_per_sm, std::max(fit, 1)) : std::max(fit, 1);
+    config_.ctas_per_sm = std::clamp(static_cast<int>(ctas), 1, std::max(fit, 1));
     grid_ = static_cast<std::uint32_t>(std::min(units, std::size_t(device.sm_count) * std::size_t(config_.ctas_per_sm)));
 
     states_offset_ = align_up((1 + groups) * sizeof(std::uint32_t), 256);
@@ -144,6 +152,7 @@ void AttendPlan::enqueue(Queue queue, const AttendParams& params) const
     job.tiles = tiles_;
     job.ring_depth = config_.ring_depth;
     job.scale_log2 = scale * 1.44269504088896341F;
+    job.drawn = chunks_of(config_) * std::size_t(job.groups) * std::size_t(tiles_) > grid_;
     job.ticket = reinterpret_cast<std::uint32_t*>(params.workspace);
     job.arrivals = job.ticket + 1;
     job.states = reinterpret_cast<float2*>(params.workspace + states_offset_);

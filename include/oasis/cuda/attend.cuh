@@ -24,10 +24,10 @@ template <class Element> __device__ __forceinline__ void write_output(const Atte
 }
 
 /// Merges the chunks of a (sequence, KV head) in position order and writes its rows. Empty chunks change nothing.
-template <class Traits> __device__ __noinline__ void merge_chunks(const AttendJob& job, const AttendWork& work)
+template <class Traits> __device__ void merge_chunks(const AttendJob& job, const AttendWork& work)
 {
     constexpr int kQuads = Traits::kHeadDim / 4;
-    constexpr int kAtOnce = 8; // chunks loaded together
+    constexpr int kAtOnce = Traits::kCoded ? 4 : 8; // chunks loaded together: as many as registers allow
     const std::int64_t stride = job.max_rows * job.heads;
     const std::int64_t base = (std::int64_t{work.place} - work.chunk) * stride;
     for (int i = static_cast<int>(threadIdx.x); i < work.rows * job.heads * kQuads; i += kAttendComputeThreads) {
@@ -82,8 +82,7 @@ template <class Traits> __global__ void __launch_bounds__(kAttendThreads, Traits
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<AttendShared<Traits>*>(memory);
     const std::uint32_t ring = shared_address(memory + sizeof(shared));
-    if (threadIdx.x == 0) { shared.init(); }
-    __syncthreads();
+    shared.init();
     if (warp_id() == kAttendComputeThreads / 32) {
         ChunkLoader<Traits>(job, shared, ring).run();
     } else if (warp_id() > kAttendComputeThreads / 32) {
@@ -96,7 +95,7 @@ template <class Traits> __global__ void __launch_bounds__(kAttendThreads, Traits
 
 template <class Traits> AttendKernel attend_kernel_of()
 {
-    return {reinterpret_cast<const void*>(&attend<Traits>), Traits::kQueries, int{sizeof(AttendShared<Traits>)}, Traits::kStageBytes};
+    return {reinterpret_cast<const void*>(&attend<Traits>), Traits::kQueries, int{sizeof(AttendShared<Traits>)}, Traits::kStageBytes, Traits::kCtasPerSm};
 }
 
 template <class Element, int kHeadDim> AttendKernel attend_kernel(BlockCode code, std::int32_t queries)

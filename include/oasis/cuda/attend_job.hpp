@@ -31,6 +31,7 @@ struct AttendJob {
     std::int32_t tiles = 0;
     std::int32_t ring_depth = 0;
     float scale_log2 = 0.0F;             ///< scale * log2(e)
+    bool drawn = false;                  ///< work is drawn by ticket; else there is at most one unit for each CTA, its own
     std::uint32_t* ticket = nullptr;     ///< the next unit of work
     std::uint32_t* arrivals = nullptr;   ///< [groups] units done
     float2* states = nullptr;            ///< [chunks, max_rows * heads] maximum (log2 domain) and sum of a chunk
@@ -43,6 +44,7 @@ struct AttendKernel {
     std::int32_t queries = 0;     ///< (row, query head) pairs of a tile
     std::int32_t fixed_bytes = 0; ///< of shared memory
     std::int32_t stage_bytes = 0; ///< of a stage of K, and of one of V
+    std::int32_t ctas_per_sm = 0; ///< that registers allow
 };
 
 /// The kernel for up to `queries` queries of a (sequence, KV head). Instantiated in src/cuda/attend_<dtype>_d<head_dim>.cu.

@@ -33,20 +33,24 @@ struct alignas(128) AttendShared {
     std::uint64_t judged; ///< a plan of several rows was reduced, and `nan` says how
     std::uint8_t nan[4];  ///< by warp
 
+    /// By all threads of the CTA.
     __device__ void init()
     {
-        for (int i = 0; i < 2; ++i) {
-            init_barrier(shared_address(&plan_full[i]), 32);
-            init_barrier(shared_address(&queries_full[i]), 32);
-            init_barrier(shared_address(&plan_empty[i]), kAttendComputeThreads / 32 + 1);
-        }
-        for (int i = 0; i < kAttendMaxDepth; ++i) {
+        constexpr int kWarps = kAttendComputeThreads / 32;
+        const int i = static_cast<int>(threadIdx.x);
+        if (i < kAttendMaxDepth) {
             init_barrier(shared_address(&keys_full[i]), 32);
             init_barrier(shared_address(&values_full[i]), 32);
-            init_barrier(shared_address(&keys_empty[i]), kAttendComputeThreads / 32);
-            init_barrier(shared_address(&values_empty[i]), kAttendComputeThreads / 32);
+            init_barrier(shared_address(&keys_empty[i]), kWarps);
+            init_barrier(shared_address(&values_empty[i]), kWarps);
+        } else if (i < kAttendMaxDepth + 2) {
+            init_barrier(shared_address(&plan_full[i - kAttendMaxDepth]), 32);
+            init_barrier(shared_address(&queries_full[i - kAttendMaxDepth]), 32);
+            init_barrier(shared_address(&plan_empty[i - kAttendMaxDepth]), kWarps + 1);
+        } else if (i == kAttendMaxDepth + 2) {
+            init_barrier(shared_address(&judged), kWarps);
         }
-        init_barrier(shared_address(&judged), kAttendComputeThreads / 32);
+        __syncthreads();
     }
 };
 
@@ -71,14 +75,15 @@ public:
 
     __device__ void run()
     {
-        std::uint32_t ticket = lane_id() == 0 ? atomicAdd(job_.ticket, 1U) : 0U;
+        std::uint32_t ticket = blockIdx.x;
+        if (job_.drawn && lane_id() == 0) { ticket = atomicAdd(job_.ticket, 1U); }
         AttendWalk walk(job_);
-        for (;;) {
+        do {
             const AttendWork work = walk.find(job_, __shfl_sync(~0U, ticket, 0));
             if (work.group < 0) { break; }
-            if (lane_id() == 0) { ticket = atomicAdd(job_.ticket, 1U); } // looked at when this one is planned
+            if (job_.drawn && lane_id() == 0) { ticket = atomicAdd(job_.ticket, 1U); } // looked at when this one is planned
             plan(work);
-        }
+        } while (job_.drawn);
         for (int left = 2; left; --left) { // what is under way comes to its end, and is merged
             ChunkPlan& plan = acquire();
             if (lane_id() == 0) {
@@ -109,9 +114,10 @@ private:
     __device__ bool last_of_group(const AttendWork& work)
     {
         const auto units = static_cast<std::uint32_t>(work.chunks * job_.tiles);
-        const bool last = add_and_order(&job_.arrivals[work.group], 1U) == units - 1;
-        if (last) { job_.arrivals[work.group] = 0; }
-        return last;
+        if (add_release(&job_.arrivals[work.group], 1U) != units - 1) { return false; }
+        fence_acquire();
+        job_.arrivals[work.group] = 0;
+        return true;
     }
 
     __device__ void publish()

@@ -72,8 +72,9 @@ private:
         const int count = stages.count();
         for (int i = 0; i < count; ++i) {
             const Stage stage = stages.at(i);
+            if (i == 0 || i == stages.coded_stages()) { queries_.take(shared_address(Traits::kCoded && stage.coded ? shared_.half_queries : queries)); }
             wait(shared_address(&shared_.keys_full[keys_.slot]), keys_.parity);
-            if (warp_id() < stage.count) { score(plan, stage, ring_ + static_cast<std::uint32_t>(keys_.slot * Traits::kStageBytes), shared_address(queries)); }
+            score(plan, stage, ring_ + static_cast<std::uint32_t>(keys_.slot * Traits::kStageBytes));
             release(shared_address(&shared_.keys_empty[keys_.slot]));
             keys_.advance(job_.ring_depth);
             synchronize(kAttendComputeThreads);
@@ -89,35 +90,45 @@ private:
     /// Queries for coded keys: a power of two brings each into the range of f16, and channels follow the codes' order.
     __device__ void convert_queries(const std::uint8_t* queries)
     {
+        using Element = typename Traits::Element;
+        constexpr int kQuads = Traits::kHeadDim / 4; // of channels
         constexpr int kPerWarp = kQueries / 4;
         for (int query = warp_id() * kPerWarp; query < (warp_id() + 1) * kPerWarp; ++query) {
-            const auto channel = [&](int c) {
-                const std::uint32_t at = tile_offset<Traits::kNativeRow>(query, c / 8) + static_cast<std::uint32_t>(c % 8 * 2);
-                return to_float_bits<typename Traits::Element>(*reinterpret_cast<const std::uint16_t*>(queries + at));
-            };
+            const auto quad = [&](int i) { return *reinterpret_cast<const ushort4*>(queries + tile_offset<Traits::kNativeRow>(query, i / 2) + i % 2 * 8); };
             float peak = 0.0F;
-            for (int c = lane_id(); c < Traits::kHeadDim; c += 32) { peak = fmaxf(peak, fabsf(channel(c))); }
+            for (int i = lane_id(); i < kQuads; i += 32) {
+                const ushort4 q = quad(i);
+                peak = fmaxf(peak, fmaxf(fmaxf(fabsf(to_float_bits<Element>(q.x)), fabsf(to_float_bits<Element>(q.y))),
+                                         fmaxf(fabsf(to_float_bits<Element>(q.z)), fabsf(to_float_bits<Element>(q.w)))));
+            }
             for (int step = 16; step; step /= 2) { peak = fmaxf(peak, __shfl_xor_sync(~0U, peak, step)); }
             const std::uint32_t exponent = min(max(__float_as_uint(peak) >> 23, 1U), 253U);
             const float shrink = __uint_as_float((254U - exponent) << 23);
             if (lane_id() == 0) { shared_.query_scales[query] = job_.scale_log2 * __uint_as_float(exponent << 23); }
-            for (int c = lane_id(); c < Traits::kHeadDim; c += 32) {
-                const int within = (c % 16) / 4 * 2 + (c % 4) / 2 + 8 * (c % 2);
-                const std::uint32_t at = tile_offset<Traits::kNativeRow>(query, c / 16 * 2 + within / 8) + static_cast<std::uint32_t>(within % 8 * 2);
-                *reinterpret_cast<std::uint16_t*>(shared_.half_queries + at) = static_cast<std::uint16_t>(pack<f16>(channel(c) * shrink, 0.0F));
+            for (int i = lane_id(); i < kQuads; i += 32) { // channels 4j + 0, 2 to places 2j, 2j + 1 of the 16; 4j + 1, 3 behind eight
+                const ushort4 q = quad(i);
+                std::uint8_t* to = shared_.half_queries + i % 4 * 4;
+                *reinterpret_cast<std::uint32_t*>(to + tile_offset<Traits::kNativeRow>(query, i / 4 * 2)) =
+                    pack<f16>(to_float_bits<Element>(q.x) * shrink, to_float_bits<Element>(q.z) * shrink);
+                *reinterpret_cast<std::uint32_t*>(to + tile_offset<Traits::kNativeRow>(query, i / 4 * 2 + 1)) =
+                    pack<f16>(to_float_bits<Element>(q.y) * shrink, to_float_bits<Element>(q.w) * shrink);
             }
         }
     }
 
     /// Logits of this warp's group, log2 domain, -inf where a row does not look; their maxima to shared memory. With a coded V
     /// the maximum is that of weight times scale: so the products with the scales fill the range of f16.
-    __device__ void score(const ChunkPlan& plan, const Stage& stage, std::uint32_t keys, std::uint32_t queries)
+    __device__ void score(const ChunkPlan& plan, const Stage& stage, std::uint32_t keys)
     {
         const int group = warp_id();
         float scale[2] = {1.0F, 1.0F};
         float lift[2] = {0.0F, 0.0F};
+        if (group >= stage.count) {
+            if (lane_id() < kQueries) { shared_.peaks[group][lane_id()] = -INFINITY; }
+            return;
+        }
         if (Traits::kCoded && stage.coded) {
-            multiply_coded_keys<Traits>(keys, shared_address(shared_.half_queries), group, logits_);
+            multiply_keys<Traits, true>(keys, queries_, group, logits_);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const std::uint32_t at = keys + static_cast<std::uint32_t>(Traits::kScaleOffset + group * Traits::kScaleBytes + 4 * (lane_id() / 8) + 16 * half);
@@ -127,36 +138,43 @@ private:
                 lift[half] = fmaxf(log2_approx(value_scale_[half]), kLog2OfSmallestScale);
             }
         } else {
-            multiply_keys<Traits>(keys, queries, group, logits_);
+            multiply_keys<Traits, false>(keys, queries_, group, logits_);
         }
-        mask(plan, plan.groups[stage.first + group], stage.coded, scale);
+        scale_and_mask(plan, plan.groups[stage.first + group], stage.coded, scale);
 #pragma unroll
         for (int n = 0; n < kQueryTiles; ++n) {
+            float peak[2];
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                float peak = fmaxf(logits_[n][e] + lift[0], logits_[n][e + 2] + lift[1]);
+            for (int e = 0; e < 2; ++e) { peak[e] = fmaxf(logits_[n][e] + lift[0], logits_[n][e + 2] + lift[1]); }
 #pragma unroll
-                for (int step = 4; step < 32; step *= 2) { peak = fmaxf(peak, __shfl_xor_sync(~0U, peak, step)); }
-                if (lane_id() < 4) { shared_.peaks[group][8 * n + 2 * lane_id() + e] = peak; }
+            for (int step = 4; step < 32; step *= 2) {
+#pragma unroll
+                for (int e = 0; e < 2; ++e) { peak[e] = fmaxf(peak[e], __shfl_xor_sync(~0U, peak[e], step)); }
             }
+            if (lane_id() < 4) { *reinterpret_cast<float2*>(&shared_.peaks[group][8 * n + 2 * lane_id()]) = {peak[0], peak[1]}; }
         }
     }
 
-    __device__ void mask(const ChunkPlan& plan, const TokenGroup& group, bool coded, const float (&scale)[2])
+    __device__ void scale_and_mask(const ChunkPlan& plan, const TokenGroup& group, bool coded, const float (&scale)[2])
     {
 #pragma unroll
         for (int n = 0; n < kQueryTiles; ++n) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const int row = row_of_[n][e % 2];
-                bool seen = (group.rows >> row) & 1U;
-                if (group.partial) {
-                    const int token = lane_id() / 4 + 8 * (e / 2);
-                    const int2 range = tokens_seen(plan.position + row, TokenIndex{group.index} * kAttendGroupTokens, job_.params.window);
-                    seen = seen && token >= range.x && token < range.y;
-                }
-                const float factor = Traits::kCoded && coded ? scale[e / 2] * shared_.query_scales[8 * n + 2 * (lane_id() % 4) + e % 2] : job_.scale_log2;
-                logits_[n][e] = seen ? logits_[n][e] * factor : -INFINITY;
+                logits_[n][e] *= Traits::kCoded && coded ? scale[e / 2] * shared_.query_scales[8 * n + 2 * (lane_id() % 4) + e % 2] : job_.scale_log2;
+            }
+        }
+        if (group.rows == plan.stored_rows && !group.partial) { return; }
+#pragma unroll
+        for (int n = 0; n < kQueryTiles; ++n) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int row = row_of_[n][e];
+                const int2 range = tokens_seen(plan.position + row, TokenIndex{group.index} * kAttendGroupTokens, job_.params.window);
+                const bool reads = (group.rows >> row) & 1U;
+                const int token = lane_id() / 4;
+                if (!reads || token < range.x || token >= range.y) { logits_[n][e] = -INFINITY; }
+                if (!reads || token + 8 < range.x || token + 8 >= range.y) { logits_[n][e + 2] = -INFINITY; }
             }
         }
     }
@@ -167,6 +185,9 @@ private:
         const int group = warp_id();
 #pragma unroll
         for (int n = 0; n < kQueryTiles; ++n) {
+            float2 peaks[Traits::kStageGroups];
+#pragma unroll
+            for (int g = 0; g < Traits::kStageGroups; ++g) { peaks[g] = *reinterpret_cast<const float2*>(&shared_.peaks[g][8 * n + 2 * (lane_id() % 4)]); }
             float mass[2];
             float shrink[2];
 #pragma unroll
@@ -175,9 +196,9 @@ private:
                 float after = before;
 #pragma unroll
                 for (int g = 0; g < Traits::kStageGroups; ++g) {
-                    if (g == group) { before = top_[n][e]; }
-                    if (g < stage.count) { top_[n][e] = fmaxf(top_[n][e], shared_.peaks[g][8 * n + 2 * (lane_id() % 4) + e]); }
-                    if (g == group) { after = top_[n][e]; }
+                    before = g == group ? top_[n][e] : before;
+                    top_[n][e] = fmaxf(top_[n][e], e ? peaks[g].y : peaks[g].x);
+                    after = g == group ? top_[n][e] : after;
                 }
                 const float reference = after == -INFINITY ? 0.0F : after;
                 logits_[n][e] = exp2_approx(logits_[n][e] - reference);
@@ -188,9 +209,9 @@ private:
             if (group >= stage.count) { continue; }
             store_weights(stage, n);
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
+            for (int step = 4; step < 32; step *= 2) {
 #pragma unroll
-                for (int step = 4; step < 32; step *= 2) { mass[e] += __shfl_xor_sync(~0U, mass[e], step); }
+                for (int e = 0; e < 2; ++e) { mass[e] += __shfl_xor_sync(~0U, mass[e], step); }
             }
             if (lane_id() < 4) {
                 *reinterpret_cast<float2*>(&shared_.masses[group][8 * n + 2 * lane_id()]) = {mass[0], mass[1]};
@@ -219,10 +240,13 @@ private:
     __device__ void accumulate(const Stage& stage, std::uint32_t values)
     {
         const std::uint32_t weights = shared_address(shared_.weights);
-        if (stage.count == Traits::kStageGroups) {
-            multiply_values<Traits, Traits::kStageGroups>(stage, values, weights, shared_.shrinks, sums_);
+        constexpr int kWhole = Traits::kStageGroups;
+        if (stage.count == kWhole) { // in a kernel for codes, of codes
+            multiply_values<Traits, kWhole, Traits::kCoded>(stage, values, weights, shared_.shrinks, sums_);
+        } else if (Traits::kCoded && stage.coded) {
+            multiply_values<Traits, 0, Traits::kCoded>(stage, values, weights, shared_.shrinks, sums_);
         } else {
-            multiply_values<Traits, 0>(stage, values, weights, shared_.shrinks, sums_);
+            multiply_values<Traits, 0, false>(stage, values, weights, shared_.shrinks, sums_);
         }
         if (threadIdx.x < kQueries) {
 #pragma unroll
@@ -290,6 +314,7 @@ private:
     RingPlace keys_;
     RingPlace values_;
     std::int32_t row_of_[kQueryTiles][2];
+    QueryFragments<Traits> queries_;
     float logits_[kQueryTiles][4];
     float value_scale_[2];
     float top_[kQueryTiles][2]; ///< running maximum, the same in all warps

@@ -30,7 +30,7 @@ struct AttendTraits {
     static constexpr int kScaleBytes = kCoded ? 4 * kAttendGroupTokens : 0; ///< K scales, V scales of a group
     static constexpr int kScaleOffset = kNativeGroups * kAttendGroupTokens * kNativeRow;
     static constexpr int kStageBytes = kScaleOffset + kStageGroups * kScaleBytes;
-    static constexpr int kCtasPerSm = kQueryTiles == 1 && kHeadDim <= 128 ? 3 : 2; ///< for which registers are kept
+    static constexpr int kCtasPerSm = kQueryTiles == 1 && kCoded && kHeadDim <= 128 ? 3 : 2; ///< for which registers and rings are cut
 };
 
 struct Stage {
@@ -82,8 +82,8 @@ __device__ __forceinline__ void load_group(const TokenGroup& group, std::int64_t
     constexpr int kWholeSteps = LanePieces<kRowBytes>::kPieces / 2;
     if (whole) {
 #pragma unroll
-        for (int step = 0; step < kWholeSteps; ++step) { copy_async(to + pieces.offset[step], from + 512 * step); }
-        if (kWholeSteps < pieces.kSteps && lane_id() < 16) { copy_async(to + pieces.offset[pieces.kSteps - 1], from + 512 * (pieces.kSteps - 1)); }
+        for (int step = 0; step < kWholeSteps; ++step) { stream_async(to + pieces.offset[step], from + 512 * step); }
+        if (kWholeSteps < pieces.kSteps && lane_id() < 16) { stream_async(to + pieces.offset[pieces.kSteps - 1], from + 512 * (pieces.kSteps - 1)); }
     } else {
         for (int step = 0; step < pieces.kSteps; ++step) {
             const int row = pieces.row(step);
@@ -108,61 +108,93 @@ __device__ __forceinline__ void load_scales(const TokenGroup* groups, int count,
     copy_async(to + static_cast<std::uint32_t>(Traits::kScaleOffset + (i / 4) * Traits::kScaleBytes + of_values * 2 * kAttendGroupTokens + half * 16), scales + half * 16);
 }
 
-/// logits[n][e] of group `group` of a stage: tokens i and i + 8 (e / 2) with queries 8 n + 2j + e % 2. Two chains of sums,
-/// over even and odd steps: half the latency, and the same for any number of queries.
-template <class Traits>
-__device__ __forceinline__ void multiply_keys(std::uint32_t keys, std::uint32_t queries, int group, float (&logits)[Traits::kQueryTiles][4])
-{
-    const int lane = lane_id();
-    const int row = group * kAttendGroupTokens + lane % 16;
-    float odd[Traits::kQueryTiles][4] = {};
+/// Q as the right operand, for the steps of 16 channels: kept in registers where there is one tile of queries, else loaded when
+/// it is used.
+template <class Traits> struct QueryFragments {
+    static constexpr int kSteps = Traits::kHeadDim / 16;
+    static constexpr bool kKept = Traits::kQueryTiles == 1;
+    std::uint32_t address = 0;
+    std::uint32_t kept[kKept ? kSteps : 1][2];
+
+    __device__ void take(std::uint32_t queries)
+    {
+        address = queries;
+        if constexpr (kKept) {
 #pragma unroll
-    for (int n = 0; n < Traits::kQueryTiles; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) { logits[n][e] = 0.0F; }
-    }
-#pragma unroll
-    for (int k = 0; k < Traits::kHeadDim / 16; ++k) {
-        std::uint32_t a[4];
-        load_matrices(a, keys + tile_offset<Traits::kNativeRow>(row, 2 * k + lane / 16));
-#pragma unroll
-        for (int n = 0; n < Traits::kQueryTiles; ++n) {
-            std::uint32_t b[2];
-            load_matrices(b, queries + tile_offset<Traits::kNativeRow>(8 * n + lane % 8, 2 * k + (lane / 8) % 2));
-            multiply_add<typename Traits::Element>(k % 2 ? odd[n] : logits[n], a, b);
+            for (int k = 0; k < kSteps; ++k) { load_matrices(kept[k], queries + tile_offset<Traits::kNativeRow>(lane_id() % 8, 2 * k + (lane_id() / 8) % 2)); }
         }
     }
+    __device__ void get(int k, std::uint32_t (&b)[Traits::kQueryTiles][2]) const
+    {
+        if constexpr (kKept) {
+            b[0][0] = kept[k][0];
+            b[0][1] = kept[k][1];
+        } else {
 #pragma unroll
-    for (int n = 0; n < Traits::kQueryTiles; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) { logits[n][e] += odd[n][e]; }
+            for (int n = 0; n < Traits::kQueryTiles; n += 2) {
+                std::uint32_t two[4];
+                load_matrices(two, address + tile_offset<Traits::kNativeRow>(8 * (n + lane_id() / 16) + lane_id() % 8, 2 * k + (lane_id() / 8) % 2));
+                b[n][0] = two[0];
+                b[n][1] = two[1];
+                b[n + 1][0] = two[2];
+                b[n + 1][1] = two[3];
+            }
+        }
+    }
+};
+
+/// K of 16 tokens and of the 16 channels of step k as the left operand, in native elements or in f16 from codes.
+template <class Traits, bool kCodedStage>
+__device__ __forceinline__ void load_key_tile(std::uint32_t keys, int row, int k, std::uint32_t (&a)[4])
+{
+    if constexpr (kCodedStage) {
+        std::uint32_t codes[2];
+        load_matrices(codes, keys + tile_offset<Traits::kCodedRow>(row, k));
+        a[0] = codes[0];
+        a[1] = codes[1];
+    } else {
+        load_matrices(a, keys + tile_offset<Traits::kNativeRow>(row, 2 * k + lane_id() / 16));
     }
 }
 
-/// The same of int8 codes and f16 queries whose channels are ordered as `unpack_int8` delivers the codes.
-template <class Traits>
-__device__ __forceinline__ void multiply_coded_keys(std::uint32_t keys, std::uint32_t queries, int group, float (&logits)[Traits::kQueryTiles][4])
+/// logits[n][e] of group `group` of a stage: tokens i and i + 8 (e / 2) with queries 8 n + 2j + e % 2. Two chains of sums,
+/// over even and odd steps: half the latency, and the same for any number of queries. Queries for coded keys are f16 with the
+/// channels in the order in which `unpack_int8` delivers codes.
+template <class Traits, bool kCodedStage>
+__device__ __forceinline__ void multiply_keys(std::uint32_t keys, const QueryFragments<Traits>& queries, int group, float (&logits)[Traits::kQueryTiles][4])
 {
-    const int lane = lane_id();
-    const int row = group * kAttendGroupTokens + lane % 16;
+    constexpr int kSteps = Traits::kHeadDim / 16;
+    constexpr int kAhead = Traits::kQueryTiles == 1 ? 4 : 2; // tiles loaded before they are used
+    const int row = group * kAttendGroupTokens + lane_id() % 16;
     float odd[Traits::kQueryTiles][4] = {};
 #pragma unroll
     for (int n = 0; n < Traits::kQueryTiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) { logits[n][e] = 0.0F; }
     }
+    std::uint32_t tiles[kAhead][4];
 #pragma unroll
-    for (int k = 0; k < Traits::kHeadDim / 16; ++k) {
-        std::uint32_t codes[2];
+    for (int k = 0; k < kAhead && k < kSteps; ++k) { load_key_tile<Traits, kCodedStage>(keys, row, k, tiles[k]); }
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
         std::uint32_t a[4];
-        load_matrices(codes, keys + tile_offset<Traits::kCodedRow>(row, k));
-        unpack_int8(codes[0], a[0], a[2]);
-        unpack_int8(codes[1], a[1], a[3]);
+        if constexpr (kCodedStage) {
+            unpack_int8(tiles[k % kAhead][0], a[0], a[2]);
+            unpack_int8(tiles[k % kAhead][1], a[1], a[3]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) { a[i] = tiles[k % kAhead][i]; }
+        }
+        if (k + kAhead < kSteps) { load_key_tile<Traits, kCodedStage>(keys, row, k + kAhead, tiles[k % kAhead]); }
+        std::uint32_t b[Traits::kQueryTiles][2];
+        queries.get(k, b);
 #pragma unroll
         for (int n = 0; n < Traits::kQueryTiles; ++n) {
-            std::uint32_t b[2];
-            load_matrices(b, queries + tile_offset<Traits::kNativeRow>(8 * n + lane % 8, 2 * k + (lane / 8) % 2));
-            multiply_add<f16>(k % 2 ? odd[n] : logits[n], a, b);
+            if constexpr (kCodedStage) {
+                multiply_add<f16>(k % 2 ? odd[n] : logits[n], a, b[n]);
+            } else {
+                multiply_add<typename Traits::Element>(k % 2 ? odd[n] : logits[n], a, b[n]);
+            }
         }
     }
 #pragma unroll
@@ -181,14 +213,14 @@ template <class Traits> __device__ __forceinline__ int channel_of(int tile, int 
 }
 
 /// V of 16 tokens and of 16 channels (tile `tile`) as the left operand.
-template <class Traits>
-__device__ __forceinline__ void load_value_tile(std::uint32_t values, int group, int tile, bool coded, std::uint32_t (&a)[4])
+template <class Traits, bool kCodedStage>
+__device__ __forceinline__ void load_value_tile(std::uint32_t values, int group, int tile, std::uint32_t (&a)[4])
 {
     const int lane = lane_id();
     if constexpr (!Traits::kCoded) {
         const int row = group * kAttendGroupTokens + lane % 8 + 8 * (lane / 16);
         load_transposed(a, values + tile_offset<Traits::kNativeRow>(row, 2 * tile + (lane / 8) % 2));
-    } else if (coded) {
+    } else if constexpr (kCodedStage) {
         std::uint32_t codes[2];
         load_transposed(codes, values + tile_offset<Traits::kCodedRow>(group * kAttendGroupTokens + lane % 16, tile));
         unpack_int8(codes[0], a[0], a[1]);
@@ -212,7 +244,7 @@ __device__ __forceinline__ void load_value_tile(std::uint32_t values, int group,
 /// sums = sums * shrink + V^T P for the groups of a stage, in order. `weights` is P as [group][query tile][token][8 queries],
 /// `shrink` [group][query]. A group that a query does not read has weights of zero and a factor of one: it changes no bit.
 /// `kCount` groups, or `stage.count` if 0.
-template <class Traits, int kCount>
+template <class Traits, int kCount, bool kCodedStage>
 __device__ __forceinline__ void multiply_values(const Stage& stage, std::uint32_t values, std::uint32_t weights, const float (*shrink)[Traits::kQueries],
                                                 float (&sums)[Traits::kValueTiles][Traits::kQueryTiles][4])
 {
@@ -232,12 +264,12 @@ __device__ __forceinline__ void multiply_values(const Stage& stage, std::uint32_
             const int tile = warp_id() + 4 * m;
             if (Traits::kHeadDim / 16 % 4 && tile >= Traits::kHeadDim / 16) { continue; }
             std::uint32_t a[4];
-            load_value_tile<Traits>(values, group, tile, stage.coded, a);
+            load_value_tile<Traits, kCodedStage>(values, group, tile, a);
 #pragma unroll
             for (int n = 0; n < Traits::kQueryTiles; ++n) {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) { sums[m][n][e] *= e % 2 ? factor[n].y : factor[n].x; }
-                if (Traits::kCoded && stage.coded) {
+                if constexpr (kCodedStage) {
                     multiply_add<f16>(sums[m][n], a, b[n]);
                 } else {
                     multiply_add<typename Traits::Element>(sums[m][n], a, b[n]);

@@ -81,7 +81,7 @@ public:
             first_ += kWindow;
             if (first_ >= job.groups) {
                 // The last of all draws: each CTA makes one that finds nothing.
-                if (lane_id() == 0 && ticket == before_ + gridDim.x - 1) { *job.ticket = 0; }
+                if (job.drawn && lane_id() == 0 && ticket == before_ + gridDim.x - 1) { *job.ticket = 0; }
                 return {};
             }
             load(job);

@@ -28,6 +28,12 @@ __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
 }
 
+/// The same where what lies beside it is wanted too.
+__device__ __forceinline__ void stream_async(std::uint32_t to, const void* from)
+{
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
+}
+
 __device__ __forceinline__ void prefetch(const void* pointer) { asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(pointer))); }
 
 __device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory"); }
@@ -49,14 +55,16 @@ __device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity
                  : "memory");
 }
 
-/// Adds to a counter of the device; what this thread has seen written before is there for who reads the sum, and the other
-/// way round.
-__device__ __forceinline__ std::uint32_t add_and_order(std::uint32_t* counter, std::uint32_t n)
+/// Adds to a counter of the device, after everything that this thread wrote or has seen written. Returns what was there.
+__device__ __forceinline__ std::uint32_t add_release(std::uint32_t* counter, std::uint32_t n)
 {
     std::uint32_t before;
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(__cvta_generic_to_global(counter)), "r"(n) : "memory");
+    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(__cvta_generic_to_global(counter)), "r"(n) : "memory");
     return before;
 }
+
+/// After `add_release`: what others released before is seen.
+__device__ __forceinline__ void fence_acquire() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 /// A barrier of the first `threads` threads of the CTA.
 __device__ __forceinline__ void synchronize(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
@@ -138,7 +146,7 @@ __device__ __forceinline__ float exp2_approx(float x)
 __device__ __forceinline__ float log2_approx(float x)
 {
     float y;
-    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
