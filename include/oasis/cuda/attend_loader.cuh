@@ -120,9 +120,11 @@ private:
         return true;
     }
 
-    __device__ void publish()
+    /// Lets the other warps go on: the loader at once, the others when their queries have landed as well.
+    __device__ void publish(const ChunkPlan* with_queries = nullptr)
     {
         arrive(shared_address(&shared_.plan_full[plan_.slot]));
+        if (with_queries) { load_queries(*with_queries); }
         arrive_after_copies(shared_address(&shared_.queries_full[plan_.slot]));
         plan_.advance(2);
     }
@@ -162,9 +164,8 @@ private:
                 plan.exit = false;
             }
             __syncwarp();
-            load_queries(plan);
             list_groups<Traits::kCoded ? Traits::kCodedRow : 0, Traits::kNativeRow>(job_, list, shared_.blocks, count, plan);
-            publish();
+            publish(&plan);
             if (judged && found_nan()) {
                 if (lane_id() == 0) { plan.final = false; }
                 single = true;

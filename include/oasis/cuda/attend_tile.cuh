@@ -82,8 +82,8 @@ __device__ __forceinline__ void load_group(const TokenGroup& group, std::int64_t
     constexpr int kWholeSteps = LanePieces<kRowBytes>::kPieces / 2;
     if (whole) {
 #pragma unroll
-        for (int step = 0; step < kWholeSteps; ++step) { stream_async(to + pieces.offset[step], from + 512 * step); }
-        if (kWholeSteps < pieces.kSteps && lane_id() < 16) { stream_async(to + pieces.offset[pieces.kSteps - 1], from + 512 * (pieces.kSteps - 1)); }
+        for (int step = 0; step < kWholeSteps; ++step) { copy_async(to + pieces.offset[step], from + 512 * step); }
+        if (kWholeSteps < pieces.kSteps && lane_id() < 16) { copy_async(to + pieces.offset[pieces.kSteps - 1], from + 512 * (pieces.kSteps - 1)); }
     } else {
         for (int step = 0; step < pieces.kSteps; ++step) {
             const int row = pieces.row(step);

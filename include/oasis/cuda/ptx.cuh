@@ -28,12 +28,6 @@ __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
 }
 
-/// The same where what lies beside it is wanted too.
-__device__ __forceinline__ void stream_async(std::uint32_t to, const void* from)
-{
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
-}
-
 __device__ __forceinline__ void prefetch(const void* pointer) { asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(pointer))); }
 
 __device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory"); }
