@@ -27,7 +27,7 @@ template <class Element> __device__ __forceinline__ void write_output(const Atte
 template <class Traits> __device__ void merge_chunks(const AttendJob& job, const AttendWork& work)
 {
     constexpr int kQuads = Traits::kHeadDim / 4;
-    constexpr int kAtOnce = Traits::kCoded ? 4 : 8; // chunks loaded together: as many as registers allow
+    constexpr int kAtOnce = Traits::kCoded ? 2 : 8; // chunks loaded together: as many as registers allow
     const std::int64_t stride = job.max_rows * job.heads;
     const std::int64_t base = (std::int64_t{work.place} - work.chunk) * stride;
     for (int i = static_cast<int>(threadIdx.x); i < work.rows * job.heads * kQuads; i += kAttendComputeThreads) {

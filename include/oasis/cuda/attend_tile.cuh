@@ -30,7 +30,7 @@ struct AttendTraits {
     static constexpr int kScaleBytes = kCoded ? 4 * kAttendGroupTokens : 0; ///< K scales, V scales of a group
     static constexpr int kScaleOffset = kNativeGroups * kAttendGroupTokens * kNativeRow;
     static constexpr int kStageBytes = kScaleOffset + kStageGroups * kScaleBytes;
-    static constexpr int kCtasPerSm = kQueryTiles == 1 && kCoded && kHeadDim <= 128 ? 3 : 2; ///< for which registers and rings are cut
+    static constexpr int kCtasPerSm = kQueryTiles == 1 && kCoded && kHeadDim <= 128 ? 4 : 2; ///< for which registers and rings are cut
 };
 
 struct Stage {
@@ -108,11 +108,11 @@ __device__ __forceinline__ void load_scales(const TokenGroup* groups, int count,
     copy_async(to + static_cast<std::uint32_t>(Traits::kScaleOffset + (i / 4) * Traits::kScaleBytes + of_values * 2 * kAttendGroupTokens + half * 16), scales + half * 16);
 }
 
-/// Q as the right operand, for the steps of 16 channels: kept in registers where there is one tile of queries, else loaded when
+/// Q as the right operand, for the steps of 16 channels: kept in registers where there are enough, else loaded when
 /// it is used.
 template <class Traits> struct QueryFragments {
     static constexpr int kSteps = Traits::kHeadDim / 16;
-    static constexpr bool kKept = Traits::kQueryTiles == 1;
+    static constexpr bool kKept = Traits::kQueryTiles == 1 && !Traits::kCoded;
     std::uint32_t address = 0;
     std::uint32_t kept[kKept ? kSteps : 1][2];
 
@@ -129,6 +129,8 @@ template <class Traits> struct QueryFragments {
         if constexpr (kKept) {
             b[0][0] = kept[k][0];
             b[0][1] = kept[k][1];
+        } else if constexpr (Traits::kQueryTiles == 1) {
+            load_matrices(b[0], address + tile_offset<Traits::kNativeRow>(lane_id() % 8, 2 * k + (lane_id() / 8) % 2));
         } else {
 #pragma unroll
             for (int n = 0; n < Traits::kQueryTiles; n += 2) {
