@@ -58,6 +58,9 @@ inline void expect(bool holds)
     if (!holds) { std::abort(); }
 }
 
+/// Spaces, digits, letters of two and three bytes, bytes that are no text.
+inline constexpr std::string_view kText = "aab <s> caf\xC3\xA9 12 \xE2\x96\x81\xF0\x9F\x98\x80\xFF\x80  b\n\n";
+
 /// Encodes and decodes `text` with a tokenizer that was accepted.
 inline void exercise(const Tokenizer& tokenizer, std::string_view text)
 {
