@@ -3,6 +3,8 @@
 // One model in two containers, output heads, and settings that must not be ignored.
 #include "decoder/tiny_model.hpp"
 
+#include "model/sha256.hpp"
+
 namespace oasis_decode::test {
 namespace {
 
@@ -238,6 +240,14 @@ TEST(Load, IdsTellModelsApart)
     EXPECT_EQ(load_folder(TinyModel())->id, load_folder(TinyModel())->id);
     EXPECT_NE(load_folder(TinyModel())->id, load_folder(changed)->id);
     EXPECT_NE(load_gguf(TinyModel().gguf())->id, load_gguf(changed.gguf())->id);
+}
+
+TEST(Sha256, KnownDigests)
+{
+    const auto of = [](const std::string& text) { return sha256_hex(std::as_bytes(std::span(text))); };
+    EXPECT_EQ(of(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    EXPECT_EQ(of("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    EXPECT_EQ(of(std::string(1'000'000, 'a')), "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
 } // namespace

@@ -116,6 +116,17 @@ TEST(SentencePiece, WithoutByteTokensTheUnknownTokenStandsForARun)
     EXPECT_FALSE(tokenizer.adds_bos());
 }
 
+TEST(SentencePiece, OfEqualScoresTheLeftmostPairGoesFirst)
+{
+    SentencePieceModel model;
+    model.pieces = {{"a", -9}, {"b", -9}, {"c", -9}, {"bc", -1}, {"ab", -1}};
+    model.add_dummy_prefix = false;
+    model.bos = -1;
+    EXPECT_EQ(Tokenizer::from_sentencepiece(model, "m").encode("abc"), (Ids{4, 2}));
+    model.pieces[3].score = -0.5F;
+    EXPECT_EQ(Tokenizer::from_sentencepiece(model, "m").encode("abc"), (Ids{0, 3}));
+}
+
 TEST(SentencePiece, WhatItDoesNotDoIsRefusedByName)
 {
     EXPECT_EQ(error_of(proto({"a", "b"})), "no error");

@@ -191,13 +191,29 @@ TEST(TokenizerFamilies, ExpressionsThatPcre2ReadsOtherwiseAreRefused)
     Pretokenizer().add_stage(literal_expression("a.b\\E[*\xE2\x96\x81"));
 }
 
-TEST(TokenizerFamilies, LiteralsMatchThemselvesAlone)
+std::string pieces(std::string_view expression, std::string_view text)
 {
     Pretokenizer pretokenizer;
-    pretokenizer.add_stage(literal_expression("\\E.*"));
+    pretokenizer.add_stage(expression);
     std::string out;
-    pretokenizer.split("a\\E.*b\\Exx", [&](std::string_view piece) { out += std::string(piece) + "|"; });
-    EXPECT_EQ(out, "a|\\E.*|b\\Exx|");
+    pretokenizer.split(text, [&](std::string_view piece) { out += std::string(piece) + "|"; });
+    return out;
+}
+
+TEST(TokenizerFamilies, LiteralsMatchThemselvesAlone)
+{
+    EXPECT_EQ(pieces(literal_expression("\\E.*"), "a\\E.*b\\Exx"), "a|\\E.*|b\\Exx|");
+}
+
+TEST(TokenizerFamilies, WhiteSpaceIsUnicodes)
+{
+    // U+180E is no white space, as it is to PCRE2; U+0085 is.
+    for (const auto expression :
+         {expressions::kGpt2, expressions::kLlama3, expressions::kQwen2, expressions::kTekken}) {
+        EXPECT_EQ(pieces(expression, "!\xE1\xA0\x8E!"), "!\xE1\xA0\x8E!|");
+        EXPECT_EQ(pieces(expression, "!\xC2\x85!"), "!|\xC2\x85|!|");
+    }
+    EXPECT_EQ(pieces(R"(\s+|\S+)", "a\xE1\xA0\x8E b"), "a\xE1\xA0\x8E| |b|");
 }
 
 TEST(TokenizerFamilies, RunsOfOneCharacterAreNotQuadratic)
