@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What must not change a bit: the batch, the split of the work, other rows, late blocks, graphs.
-#include "attend_world.hpp"
+#include "attend_expect.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attend_world.hpp"
+#include "attend_expect.hpp"
 
 #include <algorithm>
 #include <string>

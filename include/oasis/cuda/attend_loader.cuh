@@ -46,7 +46,7 @@ struct alignas(128) AttendShared {
         } else if (i < kAttendMaxDepth + 2) {
             init_barrier(shared_address(&plan_full[i - kAttendMaxDepth]), 32);
             init_barrier(shared_address(&queries_full[i - kAttendMaxDepth]), 32);
-            init_barrier(shared_address(&plan_empty[i - kAttendMaxDepth]), kWarps + 1);
+            init_barrier(shared_address(&plan_empty[i - kAttendMaxDepth]), kAttendComputeThreads + 32);
         } else if (i == kAttendMaxDepth + 2) {
             init_barrier(shared_address(&judged), kWarps);
         }
@@ -76,12 +76,12 @@ public:
     __device__ void run()
     {
         std::uint32_t ticket = blockIdx.x;
-        if (job_.drawn && lane_id() == 0) { ticket = atomicAdd(job_.ticket, 1U); }
         AttendWalk walk(job_);
         do {
+            wait_for_place(); // before the draw: no CTA sits on work that another could do
+            if (job_.drawn && lane_id() == 0) { ticket = atomicAdd(job_.ticket, 1U); }
             const AttendWork work = walk.find(job_, __shfl_sync(~0U, ticket, 0));
             if (work.group < 0) { break; }
-            if (job_.drawn && lane_id() == 0) { ticket = atomicAdd(job_.ticket, 1U); } // looked at when this one is planned
             plan(work);
         } while (job_.drawn);
         for (int left = 2; left; --left) { // what is under way comes to its end, and is merged
@@ -96,11 +96,13 @@ public:
     }
 
 private:
+    __device__ void wait_for_place() { wait(shared_address(&shared_.plan_empty[plan_.slot]), plan_.parity ^ 1U); }
+
     /// The next plan, when the one before in its place is done with.
     __device__ ChunkPlan& acquire()
     {
+        wait_for_place();
         ChunkPlan& plan = shared_.plans[plan_.slot];
-        wait(shared_address(&shared_.plan_empty[plan_.slot]), plan_.parity ^ 1U);
         if (lane_id() == 0) {
             plan.merge.group = -1;
             if (started_ >= 2 && plan.final && job_.params.phase != AttendPhase::kReady && last_of_group(plan.work)) { plan.merge = plan.work; }
@@ -220,8 +222,7 @@ public:
             const ChunkPlan& plan = shared_.plans[plan_.slot];
             if (plan.work.group >= 0) { load(plan); }
             const bool exit = plan.exit;
-            __syncwarp();
-            if (lane_id() == 0) { arrive(shared_address(&shared_.plan_empty[plan_.slot])); }
+            arrive(shared_address(&shared_.plan_empty[plan_.slot]));
             if (exit) { return; }
             plan_.advance(2);
         }

@@ -34,7 +34,7 @@ public:
             reduce(plan, shared_.queries[plan_.slot]);
             if (!plan.judged || !report_nan()) { store(plan); }
         }
-        release(shared_address(&shared_.plan_empty[plan_.slot]));
+        arrive(shared_address(&shared_.plan_empty[plan_.slot]));
         plan_.advance(2);
         return more;
     }
@@ -170,11 +170,11 @@ private:
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const int row = row_of_[n][e];
-                const int2 range = tokens_seen(plan.position + row, TokenIndex{group.index} * kAttendGroupTokens, job_.params.window);
-                const bool reads = (group.rows >> row) & 1U;
+                int2 range = (group.rows >> row) & 1U ? int2{0, kAttendGroupTokens} : int2{0, 0};
+                if (group.partial && range.y > 0) { range = tokens_seen(plan.position + row, TokenIndex{group.index} * kAttendGroupTokens, job_.params.window); }
                 const int token = lane_id() / 4;
-                if (!reads || token < range.x || token >= range.y) { logits_[n][e] = -INFINITY; }
-                if (!reads || token + 8 < range.x || token + 8 >= range.y) { logits_[n][e + 2] = -INFINITY; }
+                if (token < range.x || token >= range.y) { logits_[n][e] = -INFINITY; }
+                if (token + 8 < range.x || token + 8 >= range.y) { logits_[n][e + 2] = -INFINITY; }
             }
         }
     }
