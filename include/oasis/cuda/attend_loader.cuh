@@ -84,8 +84,9 @@ public:
             if (work.group < 0) { break; }
             plan(work);
         } while (job_.drawn);
-        for (int left = 2; left; --left) { // what is under way comes to its end, and is merged
+        for (int left = 3; left; --left) { // what is under way comes to its end, and is merged
             ChunkPlan& plan = acquire();
+            complete();
             if (lane_id() == 0) {
                 plan.work.group = -1;
                 plan.final = false;
@@ -98,28 +99,31 @@ public:
 private:
     __device__ void wait_for_place() { wait(shared_address(&shared_.plan_empty[plan_.slot]), plan_.parity ^ 1U); }
 
-    /// The next plan, when the one before in its place is done with.
+    /// The next plan, when the one before in its place is done with; what that finished is left to `complete`.
     __device__ ChunkPlan& acquire()
     {
         wait_for_place();
         ChunkPlan& plan = shared_.plans[plan_.slot];
         if (lane_id() == 0) {
-            plan.merge.group = -1;
-            if (started_ >= 2 && plan.final && job_.params.phase != AttendPhase::kReady && last_of_group(plan.work)) { plan.merge = plan.work; }
+            if (started_ >= 2 && plan.final && job_.params.phase != AttendPhase::kReady) { done_ = plan.work; }
+            plan.merge = merge_;
+            merge_.group = -1;
         }
         ++started_;
         __syncwarp();
         return plan;
     }
 
-    /// Counts a unit as done; true if the others of its (sequence, KV head) are too: then what they wrote can be read.
-    __device__ bool last_of_group(const AttendWork& work)
+    /// Counts the unit that was done with. If the others of its (sequence, KV head) are too, what they wrote can be read, and the
+    /// next plan says so. The fence takes longer than a plan: it comes when the loader has one.
+    __device__ void complete()
     {
-        const auto units = static_cast<std::uint32_t>(work.chunks * job_.tiles);
-        if (add_release(&job_.arrivals[work.group], 1U) != units - 1) { return false; }
-        fence_acquire();
-        job_.arrivals[work.group] = 0;
-        return true;
+        if (done_.group >= 0 && add_release(&job_.arrivals[done_.group], 1U) == static_cast<std::uint32_t>(done_.chunks * job_.tiles) - 1) {
+            fence_acquire();
+            job_.arrivals[done_.group] = 0;
+            merge_ = done_;
+        }
+        done_.group = -1;
     }
 
     /// Lets the other warps go on: the loader at once, the others when their queries have landed as well.
@@ -168,6 +172,7 @@ private:
             __syncwarp();
             list_groups<Traits::kCoded ? Traits::kCodedRow : 0, Traits::kNativeRow>(job_, list, shared_.blocks, count, plan);
             publish(&plan);
+            complete();
             if (judged && found_nan()) {
                 if (lane_id() == 0) { plan.final = false; }
                 single = true;
@@ -206,6 +211,8 @@ private:
     const AttendJob& job_;
     AttendShared<Traits>& shared_;
     RingPlace plan_;
+    AttendWork done_;  ///< of lane 0: finished, not counted yet
+    AttendWork merge_; ///< of lane 0: to be merged
     std::uint32_t judged_parity_ = 0;
     std::int32_t started_ = 0;
 };
