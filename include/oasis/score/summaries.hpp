@@ -17,6 +17,9 @@ namespace oasis {
 /// A `SummaryPolicy` chosen at run time.
 class StockSummary {
 public:
+    /// 1/2 for keys that vary alike in every direction. Queries look where keys vary more: docs/design/score.md has what was measured.
+    static constexpr float kSpreadFactor = 0.6F;
+
     explicit StockSummary(SummaryKind kind = SummaryKind::kSpread) : kind_(kind)
     {
         detail::expects(static_cast<std::uint8_t>(kind) <= static_cast<std::uint8_t>(SummaryKind::kOracle),
@@ -62,9 +65,6 @@ public:
     }
 
 private:
-    /// 1/2 for keys that vary alike in every direction. Queries look where keys vary more: docs/design/score.md has what was measured.
-    static constexpr float kSpreadFactor = 0.6F;
-
     static void mean(KeyRows keys, float* out)
     {
         // Dividing first keeps large keys finite; it is exact for the usual powers of two.

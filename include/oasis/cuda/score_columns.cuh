@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The query side of the scoring kernel. A column is a (row, query head) of one sequence and KV head.
+#pragma once
+
+#include <oasis/cuda/score_tiles.cuh>
+#include <oasis/score/summaries.hpp>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace oasis::cuda::detail {
+
+inline constexpr float kLog2E = 1.4426950408889634F;
+inline constexpr float kLn2 = 0.6931471805599453F;
+
+/// Queries are kept as f16 over a power of two that brings the largest into [2, 4): times a group's scale, which is at most
+/// 65504 * 2 / 15, they stay in range.
+struct alignas(16) ScoreColumn {
+    float factor;  ///< that power of two
+    float spread;  ///< weight of the spread, in log2 over `factor`
+    std::int32_t position;
+    std::int32_t coded; ///< groups that the row reads in coded form
+    float* log_mass;    ///< null: padding
+    std::int64_t row;
+};
+
+/// Halves between the queries of two columns: 8 bytes per lane of a fragment meet no bank twice.
+template <int kChannels> inline constexpr int kQueryStride = kChannels + 16;
+
+/// Where channel c lies among a column's queries: a lane's four of 16 channels, 2t, 2t + 1, 2t + 8 and 2t + 9, in a row.
+__device__ inline int query_slot(int c) { return c / 16 * 16 + c % 8 / 2 * 4 + c % 16 / 8 * 2 + c % 2; }
+
+__device__ inline float query_element(const ScoreParams& p, std::int64_t at)
+{
+    switch (p.dtype) {
+    case DType::kBF16: return __bfloat162float(static_cast<const __nv_bfloat16*>(p.q)[at]);
+    case DType::kF16: return __half2float(static_cast<const __half*>(p.q)[at]);
+    default: return static_cast<const float*>(p.q)[at];
+    }
+}
+
+__device__ inline float2 query_pair(const ScoreParams& p, std::int64_t at)
+{
+    switch (p.dtype) {
+    case DType::kBF16: return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(static_cast<const __nv_bfloat16*>(p.q) + at));
+    case DType::kF16: return __half22float2(*reinterpret_cast<const __half2*>(static_cast<const __half*>(p.q) + at));
+    default: return *reinterpret_cast<const float2*>(static_cast<const float*>(p.q) + at);
+    }
+}
+
+__device__ inline std::int64_t query_offset(const ScoreParams& p, std::int64_t row, std::int32_t head, std::int32_t query, int head_dim)
+{
+    return row * p.q_row_stride + (std::int64_t(head) * p.group + query) * head_dim;
+}
+
+__device__ inline float warp_max(float x)
+{
+    for (int step = 16; step > 0; step /= 2) { x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFU, x, step)); }
+    return x;
+}
+
+__device__ inline float warp_sum(float x)
+{
+    for (int step = 16; step > 0; step /= 2) { x += __shfl_xor_sync(0xFFFFFFFFU, x, step); }
+    return x;
+}
+
+/// 2^e of a largest magnitude in [2^(e+1), 2^(e+2)), kept where its powers stay normal; 1 for what is 0 or not finite.
+__device__ inline float column_factor(float largest)
+{
+    const int exponent = int(__float_as_uint(largest) >> 23 & 255U);
+    if (largest == 0.0F || exponent == 255) { return 1.0F; }
+    return __uint_as_float(std::uint32_t(min(max(exponent - 1, 27), 227)) << 23);
+}
+
+/// One warp makes one column; `queries` gets kChannels halves. With two planes those of plane 0 are the positive parts of the
+/// weights, those of plane 1 the negative ones.
+template <int kChannels>
+__device__ void make_column(const ScoreParams& p, const ScoreTile& tile, int planes, std::int32_t group_tokens, std::int32_t index, __half* queries, ScoreColumn& column)
+{
+    const auto lane = int(threadIdx.x % 32);
+    const std::int64_t row = std::int64_t(tile.sequence) * p.rows + index / p.group;
+    const bool used = index < p.rows * p.group;
+    const std::int32_t position = used ? std::int32_t(p.position[row]) : -1;
+    const int head_dim = kChannels / planes;
+    constexpr int kPairs = (kChannels + 63) / 64;
+    float2 weight[kPairs];
+    float largest = 0.0F;
+    float square = 0.0F;
+    for (int i = 0; i < kPairs; ++i) {
+        const int c = 64 * i + 2 * lane;
+        weight[i] = {0.0F, 0.0F};
+        if (position >= 0 && c < head_dim) {
+            const float2 x = query_pair(p, query_offset(p, row, tile.head, index % p.group, head_dim) + c);
+            weight[i] = {x.x * p.scale, x.y * p.scale};
+        }
+        largest = fmaxf(largest, fmaxf(fabsf(weight[i].x), fabsf(weight[i].y)));
+        square += weight[i].x * weight[i].x + weight[i].y * weight[i].y;
+    }
+    const float factor = column_factor(warp_max(largest) * kLog2E);
+    square = warp_sum(square);
+    const float share = kLog2E / factor;
+    for (int i = 0; i < kPairs; ++i) {
+        const int c = 64 * i + 2 * lane;
+        if (c >= head_dim) { continue; }
+        const float x = weight[i].x * share;
+        const float y = weight[i].y * share;
+        auto* const out = reinterpret_cast<__half2*>(queries);
+        if (planes == 1) {
+            out[query_slot(c) / 2] = __floats2half2_rn(x, y);
+        } else {
+            out[query_slot(c) / 2] = __floats2half2_rn(x > 0.0F ? x : x - x, y > 0.0F ? y : y - y); // NaN stays NaN
+            out[query_slot(c + head_dim) / 2] = __floats2half2_rn(x > 0.0F ? 0.0F : x, y > 0.0F ? 0.0F : y);
+        }
+    }
+    if (lane == 0) {
+        const std::int64_t head = std::int64_t(tile.head) * p.group + index % p.group;
+        column = {.factor = factor,
+                  .spread = StockSummary::kSpreadFactor * square / float(head_dim) * share,
+                  .position = position,
+                  .coded = position < 0 ? 0 : coded_groups(position, p.recent, group_tokens),
+                  .log_mass = position < 0 ? nullptr : p.log_mass + (row * p.kv_heads * p.group + head) * p.mass_stride,
+                  .row = row};
+    }
+}
+
+} // namespace oasis::cuda::detail
