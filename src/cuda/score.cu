@@ -82,7 +82,6 @@ void enqueue_score(Queue queue, const SummaryLayout& layout, const ScoreParams& 
                   .planes = layout.planes,
                   .tokens = layout.options.tokens,
                   .log2_tokens = std::log2(static_cast<float>(layout.options.tokens)),
-                  .columns = 0,
                   .tail_bytes = static_cast<std::int64_t>(layout.tail_bytes())},
                  layout.blocks_per_group());
 }

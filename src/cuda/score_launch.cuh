@@ -7,25 +7,24 @@
 
 #include <oasis/cuda/score.cuh>
 
-#include <algorithm>
-
 namespace oasis::cuda::detail {
 
 template <class K> void launch(Queue queue, ScoreArgs args)
 {
     const ScoreParams& p = args.params;
     args.columns = (p.rows * p.group + 8 * K::kTiles - 1) / (8 * K::kTiles) * 8 * K::kTiles;
-    const auto shared = static_cast<int>(ScoreShared<K>{args.columns}.bytes(p.sequences));
-    check(::cudaFuncSetAttribute(score_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute of ", shared,
-          " bytes of shared memory for the scoring kernel");
     int device = 0;
     int sms = 0;
-    int ctas = 0;
+    int most = 0;
     check(::cudaGetDevice(&device), "cudaGetDevice");
     check(::cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-    check(::cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, score_kernel<K>, kScoreThreads, std::size_t(shared)),
-          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    score_kernel<K><<<unsigned(sms * std::max(ctas, 1)), kScoreThreads, std::size_t(shared), queue.stream()>>>(args);
+    check(::cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+    static_assert(kMostStages == 32);
+    for (args.log2_stages = 5; args.log2_stages > 2 && args.bytes<K>() > std::uint32_t(most); --args.log2_stages) {}
+    const auto shared = static_cast<int>(args.bytes<K>());
+    check(::cudaFuncSetAttribute(score_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute of ", shared,
+          " bytes of shared memory for the scoring kernel");
+    score_kernel<K><<<unsigned(sms), K::kThreads, std::size_t(shared), queue.stream()>>>(args);
     check_launch("score_kernel", " of ", p.sequences, " sequences, ", p.rows, " rows, ", p.kv_heads, " KV heads, group ", p.group);
 }
 

@@ -81,6 +81,7 @@ __device__ void make_column(const ScoreParams& p, const ScoreTile& tile, int pla
 {
     const auto lane = int(threadIdx.x % 32);
     const std::int64_t row = std::int64_t(tile.sequence) * p.rows + index / p.group;
+    const std::int64_t head = std::int64_t(tile.head) * p.group + index % p.group;
     const bool used = index < p.rows * p.group;
     const std::int32_t position = used ? std::int32_t(p.position[row]) : -1;
     const int head_dim = kChannels / planes;
@@ -88,11 +89,12 @@ __device__ void make_column(const ScoreParams& p, const ScoreTile& tile, int pla
     float2 weight[kPairs];
     float largest = 0.0F;
     float square = 0.0F;
+#pragma unroll
     for (int i = 0; i < kPairs; ++i) {
         const int c = 64 * i + 2 * lane;
         weight[i] = {0.0F, 0.0F};
-        if (position >= 0 && c < head_dim) {
-            const float2 x = query_pair(p, query_offset(p, row, tile.head, index % p.group, head_dim) + c);
+        if (used && c < head_dim) {
+            const float2 x = query_pair(p, row * p.q_row_stride + head * head_dim + c);
             weight[i] = {x.x * p.scale, x.y * p.scale};
         }
         largest = fmaxf(largest, fmaxf(fabsf(weight[i].x), fabsf(weight[i].y)));
@@ -100,7 +102,8 @@ __device__ void make_column(const ScoreParams& p, const ScoreTile& tile, int pla
     }
     const float factor = column_factor(warp_max(largest) * kLog2E);
     square = warp_sum(square);
-    const float share = kLog2E / factor;
+    const float share = __fdividef(kLog2E, factor); // a power of two
+#pragma unroll
     for (int i = 0; i < kPairs; ++i) {
         const int c = 64 * i + 2 * lane;
         if (c >= head_dim) { continue; }
@@ -115,7 +118,6 @@ __device__ void make_column(const ScoreParams& p, const ScoreTile& tile, int pla
         }
     }
     if (lane == 0) {
-        const std::int64_t head = std::int64_t(tile.head) * p.group + index % p.group;
         column = {.factor = factor,
                   .spread = StockSummary::kSpreadFactor * square / float(head_dim) * share,
                   .position = position,

@@ -71,7 +71,7 @@ template <class K> __device__ void multiply_native(const std::byte* group, std::
 
 /// 8 columns from `index` on.
 template <class K>
-__device__ void score_native(const ScoreArgs& args, const ScoreTile& tile, int group, std::uint32_t queries, const ScoreColumn* columns, int index)
+__device__ __noinline__ void score_native(const ScoreArgs& args, const ScoreTile& tile, int group, std::uint32_t queries, const ScoreColumn* columns, int index)
 {
     const ScoreParams& p = args.params;
     const std::uint32_t lane = threadIdx.x % 32;
@@ -87,7 +87,7 @@ __device__ void score_native(const ScoreArgs& args, const ScoreTile& tile, int g
         const float estimate = tail_estimate<K>(args, column, tile.head, (index + c) % p.group);
         if (int(lane) == c) { tail = estimate; }
     }
-    BlockMass<K> mass(group);
+    BlockMass<K, true> mass(group);
     const ScoreColumn* const own = columns + lane % 4 * 2;
     const SummaryHeader& header = *reinterpret_cast<const SummaryHeader*>(bytes);
 #pragma unroll
@@ -105,7 +105,7 @@ __device__ void score_native(const ScoreArgs& args, const ScoreTile& tile, int g
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const auto slot = int(16 * m + 2 * (lane / 4) + e);
-                const int s = slot % K::kBlocks * (64 / K::kBlocks) + slot / K::kBlocks;
+                const int s = sub_block_of<K>(slot);
                 float value = acc[m][2 * e + q];
                 if constexpr (K::kSpread) { value += own[q].spread * (e == 0 ? root.x * root.x : root.y * root.y); }
                 values[m][e] = s < view.complete ? value : s == view.complete && view.has_tail ? own_tail : -kInf;
@@ -130,16 +130,6 @@ __device__ void score_native(const ScoreArgs& args, const ScoreTile& tile, int g
     mass.store(own, [&](const ScoreColumn& column) {
         return tile.native ? group >= column.coded && column.position >= begin : group < column.coded;
     });
-}
-
-/// A tile of native groups: a warp takes a group and 8 columns at a time.
-template <class K> __device__ void score_native_tile(const ScoreArgs& args, const ScoreTile& tile, std::uint32_t queries, const ScoreColumn* columns)
-{
-    const int eights = args.columns / 8;
-    for (int i = int(threadIdx.x / 32); i < (tile.end - tile.first) * eights; i += kScoreWarps) {
-        const int c = i % eights * 8;
-        score_native<K>(args, tile, tile.first + i / eights, queries + c * kQueryStride<K::kChannels> * 2, columns + c, c);
-    }
 }
 
 } // namespace oasis::cuda::detail

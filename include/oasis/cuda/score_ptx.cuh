@@ -75,7 +75,9 @@ __device__ inline float log2_of(float x)
     return r;
 }
 
-__device__ inline void init_barrier(std::uint32_t barrier) { asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barrier) : "memory"); }
+__device__ inline void init_barrier(std::uint32_t barrier, std::uint32_t arrivals) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory"); }
+
+__device__ inline void arrive(std::uint32_t barrier) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory"); }
 
 /// Bulk copy of a multiple of 16 bytes to shared memory; the barrier's phase ends when it has landed. What is read once goes
 /// first when the L2 needs room.

@@ -12,25 +12,24 @@ namespace oasis::cuda::detail {
 
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 
+/// Sub-block that lies in a slot.
+template <class K> __device__ constexpr int sub_block_of(int slot) { return slot % K::kBlocks * (64 / K::kBlocks) + slot / K::kBlocks; }
+
 struct LogSum {
     float high;
     float sum; ///< of 2^(x - high); NaN where `high` is +inf
 
-    /// What is taken off exponents: 0 where nothing counts yet.
-    __device__ static float shift(float high) { return high == -kInf ? 0.0F : high; }
-
-    __device__ void add(LogSum other)
+    __device__ void add(LogSum other, float shift)
     {
-        const float top = fmaxf(high, other.high);
-        sum = sum * exp2_of(high - shift(top)) + other.sum * exp2_of(other.high - shift(top));
-        high = top;
+        sum = sum * exp2_of(high - shift) + other.sum * exp2_of(other.high - shift);
+        high = fmaxf(high, other.high);
     }
-    __device__ float value() const { return isinf(high) ? high : high + log2_of(sum); }
 };
 
 /// A lane (g, t) brings, for columns 2t and 2t + 1, the estimates of slots s + 2g and s + 2g + 1, s = 0, 16, 32, 48 in the
 /// order of its tiles. Slot s is sub-block s / kBlocks of block s % kBlocks.
-template <class K> class BlockMass {
+/// `kMasked`: estimates may be -inf.
+template <class K, bool kMasked> class BlockMass {
     static constexpr int kBlocks = K::kBlocks;
     static_assert(kBlocks == 2 || kBlocks == 4 || kBlocks == 8 || kBlocks == 16);
 
@@ -44,25 +43,25 @@ public:
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const float high = fmaxf(fmaxf(values[0][e], values[1][e]), fmaxf(values[2][e], values[3][e])) * unit;
-            float sum = 0.0F;
+            float sum = exp2_of(values[0][e] * unit - shift_of(high));
 #pragma unroll
-            for (int m = 0; m < 4; ++m) { sum += exp2_of(values[m][e] * unit - LogSum::shift(high)); }
+            for (int m = 1; m < 4; ++m) { sum += exp2_of(values[m][e] * unit - shift_of(high)); }
             part[e] = {high, sum};
         }
         if constexpr (kBlocks == 16) {
-            mass_[q][0] = part[0].value();
-            mass_[q][1] = part[1].value();
+            mass_[q][0] = value_of(part[0]);
+            mass_[q][1] = value_of(part[1]);
         } else {
             // The lane 16 away has other sub-blocks of the same two blocks: each keeps one.
             const bool upper = threadIdx.x % 32 >= 16;
             LogSum mine = upper ? part[1] : part[0];
             const LogSum theirs = upper ? part[0] : part[1];
-            mine.add({__shfl_xor_sync(0xFFFFFFFFU, theirs.high, 16), __shfl_xor_sync(0xFFFFFFFFU, theirs.sum, 16)});
+            add(mine, {__shfl_xor_sync(0xFFFFFFFFU, theirs.high, 16), __shfl_xor_sync(0xFFFFFFFFU, theirs.sum, 16)});
 #pragma unroll
             for (int step = 8; step >= 2 * kBlocks; step /= 2) { // fewer blocks: more lanes with sub-blocks of the same one
-                mine.add({__shfl_xor_sync(0xFFFFFFFFU, mine.high, step), __shfl_xor_sync(0xFFFFFFFFU, mine.sum, step)});
+                add(mine, {__shfl_xor_sync(0xFFFFFFFFU, mine.high, step), __shfl_xor_sync(0xFFFFFFFFU, mine.sum, step)});
             }
-            mass_[q][0] = mine.value();
+            mass_[q][0] = value_of(mine);
         }
     }
 
@@ -72,7 +71,7 @@ public:
 #pragma unroll
         for (int q = 0; q < 2; ++q) {
 #pragma unroll
-            for (int e = 0; e < kResults; ++e) { mass_[q][e] = (mass_[q][e] + offset) * kLn2; }
+            for (int e = 0; e < kResults; ++e) { mass_[q][e] = mass_[q][e] * kLn2 + offset * kLn2; }
         }
     }
 
@@ -94,7 +93,7 @@ public:
 #pragma unroll
         for (int q = 0; q < 2; ++q) {
             if (!wanted(columns[q])) { continue; }
-            float* const out = columns[q].log_mass + std::int64_t(group_) * kBlocks + block();
+            float* const out = columns[q].log_mass + (std::uint32_t(group_) * kBlocks + std::uint32_t(block()));
 #pragma unroll
             for (int e = 0; e < kResults; ++e) { out[e] = mass_[q][e]; }
         }
@@ -108,6 +107,12 @@ public:
     }
 
 private:
+    /// What is taken off exponents: 0 where nothing counts yet.
+    __device__ static float shift_of(float high) { return kMasked && high == -kInf ? 0.0F : high; }
+    __device__ static void add(LogSum& mine, LogSum other) { mine.add(other, shift_of(fmaxf(mine.high, other.high))); }
+
+    __device__ static float value_of(LogSum x) { return kMasked && isinf(x.high) ? x.high : x.high + log2_of(x.sum); }
+
     static constexpr int kResults = kBlocks == 16 ? 2 : 1;
     float mass_[2][kResults];
     int group_;

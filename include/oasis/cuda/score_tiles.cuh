@@ -1,25 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a step's scoring is cut into tiles, and in what order CTAs take them. A tile is up to 16 groups of one (sequence, KV
+// How a step's scoring is cut into tiles, and in what order CTAs take them. A tile is a run of groups of one (sequence, KV
 // head) in one form. Tiles are counted on the device, from positions, and handed out by an atomic counter: the grid knows
-// neither contexts nor how many SMs others keep busy.
+// neither contexts nor how many SMs others keep busy. Nothing that is written depends on where tiles begin.
 #pragma once
 
 #include <oasis/cuda/score.hpp>
 
 namespace oasis::cuda::detail {
 
-inline constexpr int kTileGroups = 16;
-inline constexpr int kScoreWarps = 8;
-inline constexpr int kScoreThreads = 32 * kScoreWarps;
+inline constexpr int kTileGroups = 128; ///< most of a tile
+inline constexpr int kNativeTileGroups = 16;
 
 struct ScoreTile {
     std::int32_t sequence;
     std::int32_t head;
     std::int32_t first; ///< group
     std::int32_t end;
-    bool native;
-    bool valid;
+    std::int32_t native;
     std::int32_t id[kTileGroups];
 };
 
@@ -30,8 +28,8 @@ struct GroupRange {
     std::int32_t native_begin = 0;
     std::int32_t native_end = 0;
 
-    __device__ std::int32_t coded_tiles() const { return (max(coded_end - coded_begin, 0) + kTileGroups - 1) / kTileGroups; }
-    __device__ std::int32_t native_tiles() const { return (native_end - native_begin + kTileGroups - 1) / kTileGroups; }
+    __device__ std::int32_t coded_tiles(std::int32_t tile_groups) const { return (max(coded_end - coded_begin, 0) + tile_groups - 1) / tile_groups; }
+    __device__ std::int32_t native_tiles() const { return (native_end - native_begin + kNativeTileGroups - 1) / kNativeTileGroups; }
 };
 
 /// Groups that a row at `position` reads in coded form: all before this one.
@@ -55,59 +53,72 @@ __device__ inline GroupRange group_range(const ScoreParams& p, std::int32_t sequ
     return {begin, coded_groups(high, p.recent, group_tokens), max(begin, coded_groups(low, p.recent, group_tokens)), high / group_tokens + 1};
 }
 
-/// `first[s]`: tiles of the sequences before s; all CTA's threads take part.
-__device__ inline void count_tiles(const ScoreParams& p, std::int32_t group_tokens, std::int32_t* first /*[sequences + 1]*/)
+/// A step's tiles, in shared memory.
+struct TileCount {
+    unsigned long long groups; ///< of all (sequence, KV head)s, in coded form
+    std::int32_t tile_groups;
+    std::int32_t first[1]; ///< [sequences + 1]: tiles of the sequences before
+};
+
+/// All threads of a CTA. Tiles are long enough to be worth a change of queries and short enough that the last ones end together.
+__device__ inline void count_tiles(const ScoreParams& p, std::int32_t group_tokens, TileCount& count)
 {
-    for (std::int32_t s = std::int32_t(threadIdx.x); s < p.sequences; s += kScoreThreads) {
+    if (threadIdx.x == 0) { count.groups = 0; }
+    __syncthreads();
+    for (std::int32_t s = std::int32_t(threadIdx.x); s < p.sequences; s += std::int32_t(blockDim.x)) {
         const GroupRange range = group_range(p, s, group_tokens);
-        first[s + 1] = p.kv_heads * (range.coded_tiles() + range.native_tiles());
+        atomicAdd(&count.groups, static_cast<unsigned long long>(p.kv_heads) * max(range.coded_end - range.coded_begin, 0));
+    }
+    __syncthreads();
+    const auto share = static_cast<std::int32_t>(min(count.groups / (gridDim.x * 16), 1024ULL));
+    const std::int32_t tile_groups = min(max((share + 7) / 8 * 8, 8), kTileGroups);
+    for (std::int32_t s = std::int32_t(threadIdx.x); s < p.sequences; s += std::int32_t(blockDim.x)) {
+        const GroupRange range = group_range(p, s, group_tokens);
+        count.first[s + 1] = p.kv_heads * (range.coded_tiles(tile_groups) + range.native_tiles());
     }
     __syncthreads();
     if (threadIdx.x < 32) {
         const auto lane = std::int32_t(threadIdx.x);
         std::int32_t before = 0;
         for (std::int32_t begin = 0; begin < p.sequences; begin += 32) {
-            std::int32_t sum = begin + lane < p.sequences ? first[begin + lane + 1] : 0;
+            std::int32_t sum = begin + lane < p.sequences ? count.first[begin + lane + 1] : 0;
             for (std::int32_t step = 1; step < 32; step *= 2) {
                 const std::int32_t other = __shfl_up_sync(0xFFFFFFFFU, sum, step);
                 if (lane >= step) { sum += other; }
             }
-            if (begin + lane < p.sequences) { first[begin + lane + 1] = before + sum; }
+            if (begin + lane < p.sequences) { count.first[begin + lane + 1] = before + sum; }
             before += __shfl_sync(0xFFFFFFFFU, sum, 31);
         }
-        if (lane == 0) { first[0] = 0; }
+        if (lane == 0) { count.first[0] = 0, count.tile_groups = tile_groups; }
     }
     __syncthreads();
 }
 
-/// One warp takes the next tile.
-__device__ inline void take_tile(const ScoreParams& p, std::int32_t group_tokens, const std::int32_t* first, ScoreTile& tile)
+/// One warp describes tile `index`; false beyond the last.
+__device__ inline bool describe_tile(const ScoreParams& p, std::int32_t group_tokens, const TileCount& count, std::uint32_t index, ScoreTile& tile)
 {
+    if (index >= std::uint32_t(count.first[p.sequences])) { return false; }
     const auto lane = std::int32_t(threadIdx.x % 32);
-    std::uint32_t index = 0;
-    if (lane == 0) { index = atomicAdd(p.counter, 1U); }
-    index = __shfl_sync(0xFFFFFFFFU, index, 0);
-    if (index >= std::uint32_t(first[p.sequences])) {
-        if (lane == 0) { tile.first = tile.end = 0, tile.native = tile.valid = false; }
-        return;
-    }
     std::int32_t s = 0;
     for (std::int32_t step = kMaxScoreSequences / 2; step > 0; step /= 2) {
-        if (s + step < p.sequences && std::uint32_t(first[s + step]) <= index) { s += step; }
+        if (s + step < p.sequences && std::uint32_t(count.first[s + step]) <= index) { s += step; }
     }
     const GroupRange range = group_range(p, s, group_tokens);
     const std::int32_t native_tiles = range.native_tiles();
-    const std::int32_t per_head = native_tiles + range.coded_tiles();
-    const auto rest = std::int32_t(index) - first[s];
+    const std::int32_t per_head = native_tiles + range.coded_tiles(count.tile_groups);
+    const auto rest = std::int32_t(index) - count.first[s];
     const std::int32_t head = rest / per_head;
     std::int32_t piece = rest % per_head; // native ones come first: they take longest
     const bool native = piece < native_tiles;
+    const std::int32_t most = native ? kNativeTileGroups : count.tile_groups;
     if (!native) { piece -= native_tiles; }
-    const std::int32_t begin = (native ? range.native_begin : range.coded_begin) + piece * kTileGroups;
-    const std::int32_t end = min(begin + kTileGroups, native ? range.native_end : range.coded_end);
-    const SummaryTable& table = native ? p.native : p.coded;
-    if (lane < end - begin) { tile.id[lane] = table.id[s * table.id_stride + begin + lane]; }
-    if (lane == 0) { tile.sequence = s, tile.head = head, tile.first = begin, tile.end = end, tile.native = native, tile.valid = true; }
+    const std::int32_t begin = (native ? range.native_begin : range.coded_begin) + piece * most;
+    const std::int32_t end = min(begin + most, native ? range.native_end : range.coded_end);
+    const std::int32_t* const ids = (native ? p.native : p.coded).id + s * (native ? p.native : p.coded).id_stride + begin;
+    for (std::int32_t i = lane; i < end - begin; i += 32) { tile.id[i] = ids[i]; }
+    if (lane == 0) { tile.sequence = s, tile.head = head, tile.first = begin, tile.end = end, tile.native = native; }
+    __syncwarp();
+    return true;
 }
 
 __device__ inline const std::byte* group_address(const SummaryTable& table, const ScoreTile& tile, std::int32_t group)

@@ -267,7 +267,7 @@ __device__ void write_sets(const SelectParams& p, SelectShared<C::kThreads>& sha
     }
 }
 
-template <class C> __global__ void __launch_bounds__(C::kThreads) select_kernel(const __grid_constant__ SelectParams p)
+template <class C> __global__ void __launch_bounds__(C::kThreads, 1024 / C::kThreads) select_kernel(const __grid_constant__ SelectParams p)
 {
     __shared__ SelectShared<C::kThreads> shared;
     constexpr int kItems = C::kItems;

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What one warp does with one coded group in shared memory: codes become f16 fragments as they are (subnormals: code * 2^-24,
+// no arithmetic) and are multiplied with queries * scales, sub-blocks as rows of the tile and queries as columns.
+// Accumulators start at zeros . q. docs/design/cuda-score.md says why.
+#pragma once
+
+#include <oasis/cuda/score_config.cuh>
+#include <oasis/cuda/score_ptx.cuh>
+#include <oasis/cuda/score_reduce.cuh>
+
+namespace oasis::cuda::detail {
+
+/// The queries of a pass as fragments: this lane's part of eight columns is at `queries` + step * 32.
+template <class K> __device__ uint2 load_queries(std::uint32_t queries, int step, int n)
+{
+    return load_shared_8(queries + n * (8 * kQueryStride<K::kChannels> * 2) + step * 32);
+}
+template <class K> __device__ std::uint32_t lane_queries(std::uint32_t queries)
+{
+    return queries + threadIdx.x % 32 / 4 * (kQueryStride<K::kChannels> * 2) + threadIdx.x % 4 * 8;
+}
+
+/// Fragments of 16 channels: tile m holds slots slot_of(m) + 2 (lane / 4) and the next one.
+template <class K> __device__ void load_codes(std::uint32_t codes, int step, std::uint32_t (&a)[4][4])
+{
+    const std::uint32_t lane = threadIdx.x % 32;
+    std::uint32_t r[4];
+    if constexpr (K::kCode == SummaryCode::kInt4) {
+        load_transposed(codes + (16 * step + lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16, r);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const std::uint32_t next = r[i] >> 8;
+            a[i % 2 * 2][i / 2 * 2] = r[i] & 0x000F000FU;
+            a[i % 2 * 2][i / 2 * 2 + 1] = next & 0x000F000FU;
+            a[i % 2 * 2 + 1][i / 2 * 2] = r[i] & 0x00F000F0U; // 16 times as much
+            a[i % 2 * 2 + 1][i / 2 * 2 + 1] = next & 0x00F000F0U;
+        }
+    } else {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            load_transposed(codes + (16 * step + 8 * half + lane % 8) * 64 + lane / 8 * 16, r);
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+                a[m][2 * half] = r[m] & 0x00FF00FFU;
+                a[m][2 * half + 1] = (r[m] >> 8) & 0x00FF00FFU;
+            }
+        }
+    }
+}
+
+/// First slot of tile m; in int4 the odd tiles are the high nibbles.
+template <class K> __device__ constexpr int slot_of(int m)
+{
+    return K::kCode == SummaryCode::kInt4 ? m % 2 * 32 + m / 2 * 16 : 16 * m;
+}
+template <class K> __device__ constexpr bool is_high(int m) { return K::kCode == SummaryCode::kInt4 && m % 2 == 1; }
+
+/// The spread of this lane's slots; NaN where a key was none, which makes the block's log mass NaN.
+template <class K> __device__ void coded_spread(std::uint32_t group, std::uint64_t poisoned, float (&spread)[4][2])
+{
+    const std::uint32_t lane = threadIdx.x % 32;
+    const uint4 header = load_shared_16(group + 16);
+    const float2 affine = __half22float2(*reinterpret_cast<const __half2*>(&header.x)); // scale, zero
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+        const std::uint32_t codes = load_shared_2(group + std::uint32_t(K::kLayout.coded_spread_offset()) + slot_of<K>(m) + lane / 4 * 2);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const float code = __uint_as_float(0x4B000000U | ((codes >> (8 * e)) & 255U)) - 8388608.0F;
+            const float root = affine.y + affine.x * code;
+            spread[m][e] = root * root;
+        }
+    }
+    if (poisoned == 0) { return; }
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int slot = slot_of<K>(m) + int(lane / 4) * 2 + e;
+            if ((poisoned >> sub_block_of<K>(slot) & 1U) != 0) { spread[m][e] = __uint_as_float(0x7FC00000U); }
+        }
+    }
+}
+
+/// zeros . q of a pass. Rows 0 to 7 of a tile are the zeros of one step's channels, rows 8 to 15 those of the next: each counts
+/// with its own queries, and what the others give is not looked at.
+template <class K> __device__ void multiply_zeros(std::uint32_t group, std::uint32_t queries, float (&sum)[K::kTiles][2])
+{
+    float even[K::kTiles][4] = {};
+    float odd[K::kTiles][4] = {};
+    const std::uint32_t matrix = threadIdx.x % 32 / 8;
+#pragma unroll
+    for (int step = 0; step < K::kSteps; step += 2) {
+        std::uint32_t zeros[4];
+        load_matrices(group + std::uint32_t(K::kLayout.zeros_offset()) + 32 * step + (matrix % 2 * 2 + matrix / 2) * 16, zeros);
+#pragma unroll
+        for (int n = 0; n < K::kTiles; ++n) { multiply_add(even[n], zeros[0], zeros[1], zeros[2], zeros[3], load_queries<K>(queries, step, n)); }
+        if (step + 1 == K::kSteps) { continue; }
+#pragma unroll
+        for (int n = 0; n < K::kTiles; ++n) { multiply_add(odd[n], zeros[0], zeros[1], zeros[2], zeros[3], load_queries<K>(queries, step + 1, n)); }
+    }
+#pragma unroll
+    for (int n = 0; n < K::kTiles; ++n) { sum[n][0] = even[n][0] + odd[n][2], sum[n][1] = even[n][1] + odd[n][3]; }
+}
+
+/// acc = 2^-24 / factor * estimates in log2 without spread and tokens; 2^-20 in high tiles.
+template <class K> __device__ void multiply_group(std::uint32_t group, std::uint32_t queries, float (&acc)[4][K::kTiles][4])
+{
+    float zero[K::kTiles][2];
+    multiply_zeros<K>(group, queries, zero);
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+#pragma unroll
+        for (int n = 0; n < K::kTiles; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) { acc[m][n][i] = zero[n][i % 2] * (is_high<K>(m) ? 0x1p-20F : 0x1p-24F); }
+        }
+    }
+    std::uint32_t scales[4];
+#pragma unroll
+    for (int step = 0; step < K::kSteps; ++step) {
+        std::uint32_t a[4][4];
+        load_codes<K>(group + std::uint32_t(K::kLayout.codes_offset()), step, a);
+        if (step % 2 == 0) { load_matrices(group + std::uint32_t(K::kLayout.scales_offset()) + 32 * step + threadIdx.x % 32 / 8 * 16, scales); }
+#pragma unroll
+        for (int n = 0; n < K::kTiles; ++n) {
+            uint2 b = load_queries<K>(queries, step, n);
+            b.x = multiply_halves(b.x, scales[step % 2 * 2]);
+            b.y = multiply_halves(b.y, scales[step % 2 * 2 + 1]);
+#pragma unroll
+            for (int m = 0; m < 4; ++m) { multiply_add(acc[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b); }
+        }
+    }
+}
+
+/// Log masses of 8 columns from their accumulators.
+template <class K>
+__device__ void finish_coded(const float (&acc)[4][4], const float (&spread)[4][2], const ScoreColumn* columns, int group, float log2_tokens, std::uint64_t poisoned, std::uint64_t unbounded)
+{
+    const auto lane = int(threadIdx.x % 32);
+    const ScoreColumn* const own = columns + lane % 4 * 2;
+    BlockMass<K, false> mass(group);
+#pragma unroll
+    for (int q = 0; q < 2; ++q) {
+        const float weight = own[q].spread * 0x1p-24F;
+        float values[4][2];
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                values[m][e] = is_high<K>(m) ? acc[m][2 * e + q] * 0.0625F : acc[m][2 * e + q];
+                if constexpr (K::kSpread) { values[m][e] += weight * spread[m][e]; }
+            }
+        }
+        mass.reduce(q, values, own[q].factor * 0x1p24F);
+    }
+    mass.finish(log2_tokens);
+    if (!K::kSpread && (poisoned | unbounded) != 0) {
+        for (int q = 0; q < 2; ++q) { mass.mark(q, poisoned, unbounded); }
+    }
+    mass.store(own, [&](const ScoreColumn& column) { return group < column.coded; });
+}
+
+/// A coded group in shared memory; `release` is called once its bytes are read for the last time.
+template <class K, class Release>
+__device__ void score_coded(const ScoreArgs& args, std::uint32_t bytes, int group, std::uint32_t queries, const ScoreColumn* columns, const Release& release)
+{
+    const uint4 flags = load_shared_16(bytes);
+    const std::uint64_t poisoned = std::uint64_t(flags.y) << 32 | flags.x;
+    const std::uint64_t unbounded = std::uint64_t(flags.w) << 32 | flags.z;
+    float spread[4][2];
+    if constexpr (K::kSpread) { coded_spread<K>(bytes, poisoned, spread); }
+    for (int first = 0; first < args.columns; first += 8 * K::kTiles) {
+        float acc[4][K::kTiles][4];
+        multiply_group<K>(bytes, lane_queries<K>(queries) + first * (kQueryStride<K::kChannels> * 2), acc);
+        if (first + 8 * K::kTiles >= args.columns) { release(); }
+#pragma unroll
+        for (int n = 0; n < K::kTiles; ++n) {
+            const float part[4][4] = {{acc[0][n][0], acc[0][n][1], acc[0][n][2], acc[0][n][3]},
+                                      {acc[1][n][0], acc[1][n][1], acc[1][n][2], acc[1][n][3]},
+                                      {acc[2][n][0], acc[2][n][1], acc[2][n][2], acc[2][n][3]},
+                                      {acc[3][n][0], acc[3][n][1], acc[3][n][2], acc[3][n][3]}};
+            finish_coded<K>(part, spread, columns + first + 8 * n, group, args.log2_tokens, poisoned, unbounded);
+        }
+    }
+}
+
+} // namespace oasis::cuda::detail
