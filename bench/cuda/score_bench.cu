@@ -84,10 +84,16 @@ constexpr std::int32_t kRecent = 128;
 class World {
 public:
     World(Queue queue, const Shape& s)
-        : shape(s), groups((s.context + layout().group_tokens() - 1) / layout().group_tokens()), stride(groups * layout().blocks_per_group()),
+        : shape(s),
+          groups((s.context + layout().group_tokens() - 1) / layout().group_tokens()),
+          stride(groups * layout().blocks_per_group()),
           coded_(std::size_t(s.batch) * std::size_t(groups * s.kv_heads) * layout().coded_bytes()),
-          native_(std::size_t(s.batch) * 3 * std::size_t(s.kv_heads) * layout().native_bytes()), q_(std::size_t(s.batch * s.rows * s.kv_heads * s.group * 128)),
-          mass_(std::size_t(s.batch * s.rows * s.kv_heads * s.group) * std::size_t(stride)), sets_(std::size_t(s.batch * s.rows * s.kv_heads)), must_(sets_ * 64), may_(sets_ * 128),
+          native_(std::size_t(s.batch) * 3 * std::size_t(s.kv_heads) * layout().native_bytes()),
+          q_(std::size_t(s.batch * s.rows * s.kv_heads * s.group * 128)),
+          mass_(std::size_t(s.batch * s.rows * s.kv_heads * s.group) * std::size_t(stride)),
+          sets_(std::size_t(s.batch * s.rows * s.kv_heads)),
+          must_(sets_ * 64),
+          may_(sets_ * 128),
           count_(sets_ * 2)
     {
         fill_groups<<<4096, 256, 0, queue.stream()>>>(coded_.data(), coded_.bytes() / layout().coded_bytes(), layout(), false);
@@ -113,13 +119,18 @@ public:
 
     SummaryLayout layout() const
     {
-        return {.options = {SummaryKind::kSpread, shape.tokens, SummaryCode::kInt4}, .planes = 1, .head_dim = 128, .block_tokens = kBlockTokens, .spread = true};
+        return {.options = {SummaryKind::kSpread, shape.tokens, SummaryCode::kInt4},
+                .planes = 1,
+                .head_dim = 128,
+                .block_tokens = kBlockTokens,
+                .spread = true};
     }
     /// What a step has to read: every group's coded form, but for the native ones.
     double bytes() const
     {
         const std::int64_t coded = (shape.context - shape.rows + 1 - kRecent) / layout().group_tokens();
-        return double(shape.batch) * shape.kv_heads * (double(coded) * double(layout().coded_bytes()) + double(groups - coded) * double(layout().native_bytes()));
+        return double(shape.batch) * shape.kv_heads *
+               (double(coded) * double(layout().coded_bytes()) + double(groups - coded) * double(layout().native_bytes()));
     }
     void score(Queue queue)
     {
@@ -127,16 +138,40 @@ public:
             return SummaryTable{pool.data(), ids.data(), groups, std::int64_t(bytes) * shape.kv_heads, std::int64_t(bytes)};
         };
         enqueue_score(queue, layout(),
-                      {.q = q_.data(), .q_row_stride = std::int64_t(shape.kv_heads) * shape.group * 128, .dtype = DType::kF16, .position = position_.data(),
-                       .coded = table(coded_, ids_, layout().coded_bytes()), .native = table(native_, native_ids_, layout().native_bytes()), .tail = tail_.data(),
-                       .log_mass = mass_.data(), .mass_stride = stride, .counter = counter_.data(), .sequences = shape.batch, .rows = shape.rows, .kv_heads = shape.kv_heads,
-                       .group = shape.group, .scale = 0.0883883F, .recent = kRecent});
+                      {.q = q_.data(),
+                       .q_row_stride = std::int64_t(shape.kv_heads) * shape.group * 128,
+                       .dtype = DType::kF16,
+                       .position = position_.data(),
+                       .coded = table(coded_, ids_, layout().coded_bytes()),
+                       .native = table(native_, native_ids_, layout().native_bytes()),
+                       .tail = tail_.data(),
+                       .log_mass = mass_.data(),
+                       .mass_stride = stride,
+                       .counter = counter_.data(),
+                       .sequences = shape.batch,
+                       .rows = shape.rows,
+                       .kv_heads = shape.kv_heads,
+                       .group = shape.group,
+                       .scale = 0.0883883F,
+                       .recent = kRecent});
     }
     void select(Queue queue)
     {
-        enqueue_select(queue, {.log_mass = mass_.data(), .mass_stride = stride, .position = position_.data(), .must = must_.data(), .may = may_.data(), .count = count_.data(),
-                               .rows = shape.batch * shape.rows, .kv_heads = shape.kv_heads, .group = shape.group, .max_blocks = std::int32_t(stride),
-                               .block_tokens = kBlockTokens, .sink = 64, .recent = kRecent, .must_blocks = 64, .may_blocks = 128});
+        enqueue_select(queue, {.log_mass = mass_.data(),
+                               .mass_stride = stride,
+                               .position = position_.data(),
+                               .must = must_.data(),
+                               .may = may_.data(),
+                               .count = count_.data(),
+                               .rows = shape.batch * shape.rows,
+                               .kv_heads = shape.kv_heads,
+                               .group = shape.group,
+                               .max_blocks = std::int32_t(stride),
+                               .block_tokens = kBlockTokens,
+                               .sink = 64,
+                               .recent = kRecent,
+                               .must_blocks = 64,
+                               .may_blocks = 128});
     }
 
     Shape shape;
@@ -169,17 +204,21 @@ void run(const Options& options)
     L2Flush flush;
     const std::int64_t k = 1024;
     const Shape shapes[] = {
-        {"spread2_b64_128k_q8", 64, 128 * k, 2, 1, 8},   {"spread2_b64_128k_q16", 64, 128 * k, 2, 2, 8}, {"spread2_b64_128k_q32", 64, 128 * k, 2, 4, 8},
-        {"spread4_b64_128k_q8", 64, 128 * k, 4, 1, 8},   {"spread2_b8_128k_q8", 8, 128 * k, 2, 1, 8},    {"spread2_b8_128k_q32", 8, 128 * k, 2, 4, 8},
-        {"spread2_b64_32k_q8", 64, 32 * k, 2, 1, 8},     {"spread2_b64_32k_q4", 64, 32 * k, 2, 1, 4},    {"spread2_b1_128k_q8", 1, 128 * k, 2, 1, 8},
-        {"spread2_b1_32k_q4", 1, 32 * k, 2, 1, 4},       {"spread2_b16_32k_q80", 16, 32 * k, 2, 10, 8},
+        {"spread2_b64_128k_q8", 64, 128 * k, 2, 1, 8},  {"spread2_b64_128k_q16", 64, 128 * k, 2, 2, 8},
+        {"spread2_b64_128k_q32", 64, 128 * k, 2, 4, 8}, {"spread4_b64_128k_q8", 64, 128 * k, 4, 1, 8},
+        {"spread2_b8_128k_q8", 8, 128 * k, 2, 1, 8},    {"spread2_b8_128k_q32", 8, 128 * k, 2, 4, 8},
+        {"spread2_b64_32k_q8", 64, 32 * k, 2, 1, 8},    {"spread2_b64_32k_q4", 64, 32 * k, 2, 1, 4},
+        {"spread2_b1_128k_q8", 1, 128 * k, 2, 1, 8},    {"spread2_b1_32k_q4", 1, 32 * k, 2, 1, 4},
+        {"spread2_b16_32k_q80", 16, 32 * k, 2, 10, 8},
     };
     for (const Shape& shape : shapes) {
         if (!options.runs(shape.name)) { continue; }
         World world(queue, shape);
         const auto before = [&](int) { flush.enqueue(queue); };
-        const double score = median_graph_us(queue, options.repetitions, [&] { world.score(queue); }, before);
-        const double select = median_graph_us(queue, options.repetitions, [&] { world.select(queue); }, before);
+        const double score = median_graph_us(
+            queue, options.repetitions, [&] { world.score(queue); }, before);
+        const double select = median_graph_us(
+            queue, options.repetitions, [&] { world.select(queue); }, before);
         const double both = median_graph_us(
             queue, options.repetitions,
             [&] {
@@ -188,14 +227,12 @@ void run(const Options& options)
             },
             before);
         const double rate = world.bytes() / 1e3 / score;
-        report.add(shape.name, {{"score_us", score}, {"gbps", rate}, {"hbm_share", rate / hbm}, {"select_us", select}, {"score_select_us", both}});
+        report.add(shape.name,
+                   {{"score_us", score}, {"gbps", rate}, {"hbm_share", rate / hbm}, {"select_us", select}, {"score_select_us", both}});
     }
 }
 
 } // namespace
 } // namespace oasis::cuda::bench
 
-int main(int argc, char** argv)
-{
-    oasis::cuda::bench::run(oasis::cuda::bench::Options(argc, argv));
-}
+int main(int argc, char** argv) { oasis::cuda::bench::run(oasis::cuda::bench::Options(argc, argv)); }

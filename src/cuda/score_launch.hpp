@@ -10,7 +10,6 @@ namespace oasis::cuda::detail {
 
 struct ScoreArgs;
 
-/// `blocks` of a group: 4, 8 or 16.
-template <int kChannels, SummaryCode kCode, bool kSpread> void launch_score(Queue queue, const ScoreArgs& args, std::int32_t blocks);
+template <int kChannels, SummaryCode kCode, bool kSpread, int kBlocks> void launch_score(Queue queue, const ScoreArgs& args);
 
 } // namespace oasis::cuda::detail

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/score_launch.cuh"
 
-template void oasis::cuda::detail::launch_score<128, oasis::SummaryCode::kInt4, true>(Queue, const ScoreArgs&, std::int32_t);
+namespace oasis::cuda::detail {
+
+template void launch_score<128, SummaryCode::kInt4, true, 4>(Queue, const ScoreArgs&);
+template void launch_score<128, SummaryCode::kInt4, true, 8>(Queue, const ScoreArgs&);
+template void launch_score<128, SummaryCode::kInt4, true, 16>(Queue, const ScoreArgs&);
+
+} // namespace oasis::cuda::detail

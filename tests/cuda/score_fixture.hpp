@@ -34,8 +34,9 @@ struct ScoreCase {
 
     std::string text() const
     {
-        std::string all = tests::describe(options) + " head_dim " + std::to_string(head_dim) + " block " + std::to_string(block_tokens) + " heads " +
-                          std::to_string(kv_heads) + " group " + std::to_string(group) + " rows " + std::to_string(rows) + " recent " + std::to_string(recent) + " lengths";
+        std::string all = tests::describe(options) + " head_dim " + std::to_string(head_dim) + " block " + std::to_string(block_tokens) +
+                          " heads " + std::to_string(kv_heads) + " group " + std::to_string(group) + " rows " + std::to_string(rows) +
+                          " recent " + std::to_string(recent) + " lengths";
         for (const std::int64_t n : lengths) { all += " " + std::to_string(n); }
         return all;
     }
@@ -48,7 +49,9 @@ inline std::vector<std::byte> encode(DType dtype, const std::vector<float>& valu
     for (std::size_t i = 0; i < values.size(); ++i) {
         const f16 half = to_f16(values[i]);
         const bf16 brain = to_bf16(values[i]);
-        const void* from = dtype == DType::kF32 ? static_cast<const void*>(&values[i]) : dtype == DType::kF16 ? static_cast<const void*>(&half) : &brain;
+        const void* from = dtype == DType::kF32   ? static_cast<const void*>(&values[i])
+                           : dtype == DType::kF16 ? static_cast<const void*>(&half)
+                                                  : &brain;
         std::memcpy(bytes.data() + i * size_of(dtype), from, size_of(dtype));
     }
     return bytes;
@@ -115,7 +118,8 @@ public:
             const std::int64_t begin = positions[row] / c.options.tokens * c.options.tokens;
             for (int h = 0; h < c.kv_heads; ++h) {
                 Sequence& keys = sequence(row / std::size_t(c.rows), h);
-                keys.scorer().write_tail(tails.data() + (row * std::size_t(c.kv_heads) + std::size_t(h)) * tail, keys.rows(begin, positions[row] + 1));
+                keys.scorer().write_tail(tails.data() + (row * std::size_t(c.kv_heads) + std::size_t(h)) * tail,
+                                         keys.rows(begin, positions[row] + 1));
             }
         }
         native_ = test::upload(queue, natives);
@@ -163,7 +167,8 @@ public:
     std::vector<float> cpu_masses(std::size_t row, int head)
     {
         const std::size_t n = std::size_t(c.group * c.head_dim);
-        const auto from = q.begin() + std::ptrdiff_t((row * std::size_t(q_heads()) + std::size_t(head * c.group)) * std::size_t(c.head_dim));
+        const auto from =
+            q.begin() + std::ptrdiff_t((row * std::size_t(q_heads()) + std::size_t(head * c.group)) * std::size_t(c.head_dim));
         return sequence(row / std::size_t(c.rows), head).score({from, from + std::ptrdiff_t(n)}, c.group, {positions[row]}, scale());
     }
 

@@ -26,19 +26,24 @@ protected:
             for (int h = 0; h < world.c.kv_heads; ++h) {
                 auto& sequence = world.sequence(row / std::size_t(world.c.rows), h);
                 const TokenIndex position = world.positions[row];
-                const auto summaries = position < 0 ? std::vector<oracle::SubBlock>{} : oracle::summaries(sequence.shape(), sequence.exact_keys(), position);
+                const auto summaries =
+                    position < 0 ? std::vector<oracle::SubBlock>{} : oracle::summaries(sequence.shape(), sequence.exact_keys(), position);
                 for (int i = 0; i < world.c.group; ++i) {
                     const float* mass = got.data() + row * row_stride + std::size_t(h * world.c.group + i) * std::size_t(world.stride);
-                    const auto expected = oracle::log_masses(sequence.shape(), summaries, world.query(row, h * world.c.group + i), world.scale());
+                    const auto expected =
+                        oracle::log_masses(sequence.shape(), summaries, world.query(row, h * world.c.group + i), world.scale());
                     compare(mass, std::size_t(world.stride), expected, world.layout(), position);
-                    if (HasFatalFailure()) { FAIL() << world.c.text() << " row " << row << " head " << h << " query " << i << " position " << position; }
+                    if (HasFatalFailure()) {
+                        FAIL() << world.c.text() << " row " << row << " head " << h << " query " << i << " position " << position;
+                    }
                 }
             }
         }
     }
 
 private:
-    static void compare(const float* mass, std::size_t stride, const oracle::Row& expected, const SummaryLayout& layout, TokenIndex position)
+    static void compare(const float* mass, std::size_t stride, const oracle::Row& expected, const SummaryLayout& layout,
+                        TokenIndex position)
     {
         const auto written = std::size_t((position + layout.group_tokens()) / layout.group_tokens() * layout.blocks_per_group());
         for (std::size_t b = 0; b < stride; ++b) {
@@ -61,21 +66,39 @@ private:
     }
 };
 
+struct Layout {
+    SummaryKind kind;
+    SummaryCode code;
+    int head_dim;
+    std::vector<std::pair<int, int>> shapes; ///< block, sub-block
+};
+
 TEST_F(CudaScore, EveryLayoutGroupAndRowCount)
 {
+    const std::vector<std::pair<int, int>> some{{16, 2}, {16, 4}, {32, 4}, {64, 8}};
+    const std::vector<std::pair<int, int>> all{{16, 1}, {16, 2}, {16, 4}, {32, 2}, {32, 4}, {32, 8}, {64, 4}, {64, 8}, {64, 16}};
+    const Layout layouts[] = {{SummaryKind::kSpread, SummaryCode::kInt4, 64, all},  {SummaryKind::kSpread, SummaryCode::kInt4, 128, all},
+                              {SummaryKind::kSpread, SummaryCode::kInt8, 64, some}, {SummaryKind::kSpread, SummaryCode::kInt8, 128, some},
+                              {SummaryKind::kSpread, SummaryCode::kF16, 64, some},  {SummaryKind::kSpread, SummaryCode::kF16, 128, some},
+                              {SummaryKind::kCuboid, SummaryCode::kInt4, 64, some}, {SummaryKind::kCuboid, SummaryCode::kInt4, 128, some},
+                              {SummaryKind::kMinMax, SummaryCode::kInt4, 64, some}, {SummaryKind::kMinMax, SummaryCode::kInt4, 128, some},
+                              {SummaryKind::kMean, SummaryCode::kInt4, 128, some}};
     unsigned seed = 1;
     const int groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 16};
     const int rows[] = {1, 2, 4, 8, 10};
     const DType dtypes[] = {DType::kF32, DType::kF16, DType::kBF16};
-    for (const int head_dim : {64, 128}) {
-        for (const auto& [block, tokens] : {std::pair{16, 1}, {16, 2}, {16, 4}, {32, 2}, {32, 4}, {32, 8}, {64, 4}, {64, 8}, {64, 16}}) {
+    for (const Layout& layout : layouts) {
+        for (const auto& [block, tokens] : layout.shapes) {
             for (int i = 0; i < 3; ++i, ++seed) {
-                ScoreCase c{.options = {SummaryKind::kSpread, tokens, SummaryCode::kInt4}, .head_dim = head_dim, .block_tokens = block};
+                ScoreCase c{.options = {layout.kind, tokens, layout.code}, .head_dim = layout.head_dim, .block_tokens = block};
                 c.kv_heads = 1 + int(seed % 2);
                 c.group = groups[seed % 9];
                 c.rows = rows[seed / 2 % 5];
                 c.recent = int(seed * 13 % 100);
                 c.dtype = dtypes[seed % 3];
+                if (layout.head_dim == 128 && (layout.kind == SummaryKind::kCuboid || layout.kind == SummaryKind::kMinMax)) {
+                    c.rows = std::min(c.rows, 64 / c.group);
+                }
                 const int g = 64 * tokens;
                 c.lengths = {1, g - 1, 2 * g + c.rows, 0, 3 * g + int(seed % 7) * block, g + 1};
                 c.seed = seed;
@@ -102,7 +125,12 @@ TEST_F(CudaScore, EveryLengthOfASequence)
 
 TEST_F(CudaScore, ManyTiles)
 {
-    ScoreCase c{.options = {SummaryKind::kSpread, 2, SummaryCode::kInt4}, .kv_heads = 1, .group = 4, .rows = 2, .recent = 128, .lengths = {6000, 128, 9001, 4096}};
+    ScoreCase c{.options = {SummaryKind::kSpread, 2, SummaryCode::kInt4},
+                .kv_heads = 1,
+                .group = 4,
+                .rows = 2,
+                .recent = 128,
+                .lengths = {6000, 128, 9001, 4096}};
     ScoreWorld world(c);
     world.upload(queue());
     expect_oracle(world, world.score(queue()));
@@ -129,6 +157,20 @@ TEST_F(CudaScore, SCORE_07_KeysThatAreNotNumbers)
     expect_oracle(world, world.score(queue()));
 }
 
+/// Bounds beyond f16 make a block's log mass +inf, keys that are no numbers NaN.
+TEST_F(CudaScore, SCORE_07_UnboundedAndPoisonedBounds)
+{
+    ScoreCase c{.options = {SummaryKind::kMinMax, 2, SummaryCode::kInt4}, .group = 3, .rows = 2, .lengths = {500}};
+    ScoreWorld world(c);
+    std::vector<float> keys(world.sequence(0, 0).key(0), world.sequence(0, 0).key(0) + 500 * 64);
+    keys[7 * 64 + 3] = std::numeric_limits<float>::quiet_NaN();
+    keys[40 * 64 + 5] = 1e6F;   // block 2, coded
+    keys[490 * 64 + 1] = -1e6F; // block 30, native
+    world.sequence(0, 0).set_keys(keys);
+    world.upload(queue());
+    expect_oracle(world, world.score(queue()));
+}
+
 /// Keys and queries of any size: accumulators are float, queries f16 over a power of two.
 TEST_F(CudaScore, SCORE_09_LargeAndSmallValues)
 {
@@ -142,7 +184,9 @@ TEST_F(CudaScore, SCORE_09_LargeAndSmallValues)
         world.upload(queue());
         const auto got = world.score(queue());
         const auto expected = world.cpu_masses(0, 0);
-        for (std::size_t i = 0; i < 25; ++i) { ASSERT_NEAR(got[i], expected[i], 2e-3F * 3e4F + 1e-6F * std::abs(expected[i])) << "block " << i << " of " << expected[i]; }
+        for (std::size_t i = 0; i < 25; ++i) {
+            ASSERT_NEAR(got[i], expected[i], 2e-3F * 3e4F + 1e-6F * std::abs(expected[i])) << "block " << i << " of " << expected[i];
+        }
     }
 }
 
@@ -158,7 +202,12 @@ TEST_F(CudaScore, SCORE_12_PaddingRowsWriteNothing)
 /// A log mass is the same bits whatever sequences and rows share the launch.
 TEST_F(CudaScore, BatchAndRowsChangeNoBit)
 {
-    ScoreCase c{.options = {SummaryKind::kSpread, 2, SummaryCode::kInt4}, .head_dim = 128, .kv_heads = 1, .group = 5, .rows = 6, .lengths = {3000, 700, 129, 6}};
+    ScoreCase c{.options = {SummaryKind::kSpread, 2, SummaryCode::kInt4},
+                .head_dim = 128,
+                .kv_heads = 1,
+                .group = 5,
+                .rows = 6,
+                .lengths = {3000, 700, 129, 6}};
     ScoreWorld world(c);
     world.upload(queue());
     const auto together = world.score(queue());
@@ -236,7 +285,12 @@ TEST_F(CudaScore, SCORE_14_LargeOffsets)
 TEST_F(CudaScore, SetsEqualTheCpuBackends)
 {
     for (const int rows : {1, 4}) {
-        ScoreCase c{.options = {SummaryKind::kSpread, 2, SummaryCode::kInt4}, .head_dim = 128, .group = 4, .rows = rows, .recent = 128, .lengths = {3000, 5007, 800, 90}};
+        ScoreCase c{.options = {SummaryKind::kSpread, 2, SummaryCode::kInt4},
+                    .head_dim = 128,
+                    .group = 4,
+                    .rows = rows,
+                    .recent = 128,
+                    .lengths = {3000, 5007, 800, 90}};
         ScoreWorld world(c);
         world.upload(queue());
         const std::size_t sets = world.positions.size() * std::size_t(c.kv_heads);
@@ -247,9 +301,21 @@ TEST_F(CudaScore, SetsEqualTheCpuBackends)
         const auto count = poisoned<std::int32_t>(queue(), sets * 2);
         const auto params = world.params();
         enqueue_score(queue(), world.layout(), params);
-        enqueue_select(queue(), {.log_mass = params.log_mass, .mass_stride = world.stride, .position = params.position, .must = must.data(), .may = may.data(),
-                                 .count = count.data(), .rows = std::int32_t(world.positions.size()), .kv_heads = c.kv_heads, .group = c.group,
-                                 .max_blocks = std::int32_t(world.stride), .block_tokens = 16, .sink = 64, .recent = 128, .must_blocks = kMust, .may_blocks = kMay});
+        enqueue_select(queue(), {.log_mass = params.log_mass,
+                                 .mass_stride = world.stride,
+                                 .position = params.position,
+                                 .must = must.data(),
+                                 .may = may.data(),
+                                 .count = count.data(),
+                                 .rows = std::int32_t(world.positions.size()),
+                                 .kv_heads = c.kv_heads,
+                                 .group = c.group,
+                                 .max_blocks = std::int32_t(world.stride),
+                                 .block_tokens = 16,
+                                 .sink = 64,
+                                 .recent = 128,
+                                 .must_blocks = kMust,
+                                 .may_blocks = kMay});
         const auto chosen = download(queue(), must);
         const auto counts = download(queue(), count);
         for (std::size_t set = 0; set < sets; ++set) {
@@ -257,10 +323,12 @@ TEST_F(CudaScore, SetsEqualTheCpuBackends)
             const auto masses = world.cpu_masses(row, int(set % std::size_t(c.kv_heads)));
             const std::int32_t blocks = std::int32_t(world.positions[row] / 16) + 1;
             std::vector<float> scores(static_cast<std::size_t>(blocks));
-            reduce_scores(GroupReduction::kSoftmaxMax, masses.data(), c.group, std::int64_t(masses.size()) / c.group, blocks, 16, scores.data());
+            reduce_scores(GroupReduction::kSoftmaxMax, masses.data(), c.group, std::int64_t(masses.size()) / c.group, blocks, 16,
+                          scores.data());
             const std::int32_t recent = std::int32_t(std::max<TokenIndex>(0, world.positions[row] + 1 - 128) / 16);
             const auto expected = oracle::best_blocks(scores, 0, std::min(4, recent), recent, kMust);
-            const std::vector<std::int32_t> got(chosen.begin() + std::ptrdiff_t(set * kMust), chosen.begin() + std::ptrdiff_t(set * kMust) + counts[2 * set]);
+            const std::vector<std::int32_t> got(chosen.begin() + std::ptrdiff_t(set * kMust),
+                                                chosen.begin() + std::ptrdiff_t(set * kMust) + counts[2 * set]);
             ASSERT_EQ(got.size(), expected.size());
             float cut = kInf; // the lowest chosen score
             for (const std::int32_t b : expected) {
@@ -268,7 +336,9 @@ TEST_F(CudaScore, SetsEqualTheCpuBackends)
             }
             std::vector<std::int32_t> differing;
             std::set_symmetric_difference(got.begin(), got.end(), expected.begin(), expected.end(), std::back_inserter(differing));
-            for (const std::int32_t b : differing) { ASSERT_NEAR(scores[std::size_t(b)], cut, 2 * kTolerance) << "set " << set << " block " << b; }
+            for (const std::int32_t b : differing) {
+                ASSERT_NEAR(scores[std::size_t(b)], cut, 2 * kTolerance) << "set " << set << " block " << b;
+            }
         }
     }
 }
@@ -276,7 +346,8 @@ TEST_F(CudaScore, SetsEqualTheCpuBackends)
 TEST(CudaScoreRefuses, WhatHasNoKernelOrDoesNotFit)
 {
     const Queue queue(reinterpret_cast<cudaStream_t>(0x1000)); // never reached
-    const SummaryLayout layout{.options = {SummaryKind::kSpread, 2, SummaryCode::kInt4}, .planes = 1, .head_dim = 128, .block_tokens = 16, .spread = true};
+    const SummaryLayout layout{
+        .options = {SummaryKind::kSpread, 2, SummaryCode::kInt4}, .planes = 1, .head_dim = 128, .block_tokens = 16, .spread = true};
     ScoreParams params{.q_row_stride = 4096, .mass_stride = 8, .sequences = 1, .rows = 1, .kv_heads = 8, .group = 4};
     SummaryLayout other = layout;
     other.options.code = SummaryCode::kF32;
@@ -285,7 +356,7 @@ TEST(CudaScoreRefuses, WhatHasNoKernelOrDoesNotFit)
         FAIL() << "must throw";
     } catch (const Unsupported& error) {
         EXPECT_NE(std::string(error.what()).find("128 channels in f32"), std::string::npos) << error.what();
-        EXPECT_NE(std::string(error.what()).find("128 channels in int4 with spread"), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find("128 channels in int4 with spread, 8 blocks"), std::string::npos) << error.what();
     }
     params.rows = 41;
     EXPECT_THROW(enqueue_score(queue, layout, params), InvalidArgument);

@@ -53,10 +53,24 @@ struct World {
         enqueue_fill(queue, mays.data(), mays.size(), 0x7F);
         const auto counts = poisoned<std::int32_t>(queue, sets() * 2);
         const auto scores = poisoned<float>(queue, sets() * std::size_t(stride));
-        enqueue_select(queue, {.log_mass = masses.data(), .mass_stride = stride, .position = positions.data(), .must = musts.data(), .may = mays.data(),
-                               .count = counts.data(), .score = scores.data(), .rows = std::int32_t(position.size()), .kv_heads = heads, .group = group,
-                               .max_blocks = max_blocks > 0 ? max_blocks : stride, .block_tokens = 16, .sink = sink, .recent = recent, .window = window,
-                               .must_blocks = must_blocks, .may_blocks = may_blocks, .reduction = reduction});
+        enqueue_select(queue, {.log_mass = masses.data(),
+                               .mass_stride = stride,
+                               .position = positions.data(),
+                               .must = musts.data(),
+                               .may = mays.data(),
+                               .count = counts.data(),
+                               .score = scores.data(),
+                               .rows = std::int32_t(position.size()),
+                               .kv_heads = heads,
+                               .group = group,
+                               .max_blocks = max_blocks > 0 ? max_blocks : stride,
+                               .block_tokens = 16,
+                               .sink = sink,
+                               .recent = recent,
+                               .window = window,
+                               .must_blocks = must_blocks,
+                               .may_blocks = may_blocks,
+                               .reduction = reduction});
         const auto all_must = download(queue, musts);
         const auto all_may = download(queue, mays);
         count = download(queue, counts);
@@ -76,7 +90,8 @@ struct World {
             const TokenIndex p = position[s / std::size_t(heads)];
             const auto end = std::int32_t(p < 0 ? 0 : p / 16 + 1);
             const auto first = std::int32_t(window > 0 ? std::max<TokenIndex>(0, p + 1 - window) / 16 : 0);
-            const std::vector<float> scores(score.begin() + std::ptrdiff_t(s) * stride + first, score.begin() + std::ptrdiff_t(s) * stride + std::max(first, end));
+            const std::vector<float> scores(score.begin() + std::ptrdiff_t(s) * stride + first,
+                                            score.begin() + std::ptrdiff_t(s) * stride + std::max(first, end));
             const auto begin = std::max(first, std::int32_t(std::max<TokenIndex>(0, p + 1 - recent) / 16));
             const std::int32_t sinks = std::min((sink + 15) / 16, begin);
             Ids musts = oracle::best_blocks(scores, first, sinks, begin, std::size_t(must_blocks));
@@ -121,7 +136,8 @@ TEST_F(CudaSelect, RandomRowsOfEveryLength)
         world.may_blocks = world.must_blocks + std::int32_t(random() % 200);
         world.sink = world.must_blocks > 20 ? 64 : 0;
         world.recent = world.must_blocks > 20 ? 128 : 0;
-        world.position = {TokenIndex(blocks) * 16 - 1, -1, TokenIndex(random() % unsigned(blocks * 16)), 0, 15, 16, TokenIndex(blocks) * 8, -100};
+        world.position = {TokenIndex(blocks) * 16 - 1, -1,  TokenIndex(random() % unsigned(blocks * 16)), 0, 15, 16,
+                          TokenIndex(blocks) * 8,      -100};
         world.mass.resize(world.sets() * std::size_t(world.stride));
         std::normal_distribution<float> normal(-12.0F, 4.0F);
         for (float& x : world.mass) { x = normal(random); }
@@ -205,7 +221,8 @@ TEST_F(CudaSelect, SCORE_10_ManyScoresShareTheirHighDigits)
 /// Sinks, the recent window and the partly filled last block are in, whatever their scores.
 TEST_F(CudaSelect, SCORE_18_ForcedBlocks)
 {
-    for (const TokenIndex p : {TokenIndex{0}, TokenIndex{15}, TokenIndex{100}, TokenIndex{191}, TokenIndex{192}, TokenIndex{1003}, TokenIndex{30000}}) {
+    for (const TokenIndex p :
+         {TokenIndex{0}, TokenIndex{15}, TokenIndex{100}, TokenIndex{191}, TokenIndex{192}, TokenIndex{1003}, TokenIndex{30000}}) {
         for (const std::int32_t window : {0, 512}) {
             World world{.stride = 2048, .must_blocks = 16, .may_blocks = 24, .sink = 64, .recent = 128, .window = window, .position = {p}};
             world.mass.resize(2048);
@@ -232,7 +249,12 @@ TEST_F(CudaSelect, SCORE_17_ScoresOfAGroup)
     std::mt19937 random(5);
     for (const std::int32_t group : {1, 3, 5, 6, 7, 8, 16, 32}) {
         for (const std::int32_t blocks : {700, 2500, 9000}) {
-            World world{.heads = 2, .group = group, .stride = blocks, .recent = 128, .window = group == 3 ? 4000 : 0, .reduction = GroupReduction::kSoftmaxMax};
+            World world{.heads = 2,
+                        .group = group,
+                        .stride = blocks,
+                        .recent = 128,
+                        .window = group == 3 ? 4000 : 0,
+                        .reduction = GroupReduction::kSoftmaxMax};
             world.position = {TokenIndex(blocks) * 16 - 1, TokenIndex(blocks) * 9 + 3};
             world.mass.resize(world.sets() * std::size_t(group * blocks));
             std::normal_distribution<float> normal(40.0F * float(group), 5.0F);
@@ -251,7 +273,9 @@ TEST_F(CudaSelect, SCORE_17_ScoresOfAGroup)
                 for (std::int32_t h = 0; h < group; ++h) {
                     const float* x = world.mass.data() + (s * std::size_t(group) + std::size_t(h)) * std::size_t(blocks);
                     double total = 0.0;
-                    for (std::size_t b = first; b < end; ++b) { total += std::isfinite(x[b]) ? std::exp(double(x[b]) - 40.0 * group) : 0.0; }
+                    for (std::size_t b = first; b < end; ++b) {
+                        total += std::isfinite(x[b]) ? std::exp(double(x[b]) - 40.0 * group) : 0.0;
+                    }
                     const double log_z = std::log(total) + 40.0 * group;
                     for (std::size_t b = first; b < end; ++b) { expected[b] = std::fmax(expected[b], double(x[b]) - log_z); }
                 }
@@ -302,17 +326,40 @@ TEST_F(CudaSelect, SCORE_14_LargeOffsets)
     const auto must = poisoned<std::int32_t>(queue(), 4 * 8);
     const auto may = poisoned<std::int32_t>(queue(), 4 * 8);
     const auto count = poisoned<std::int32_t>(queue(), 4 * 2);
-    enqueue_select(queue(), {.log_mass = mass.data(), .mass_stride = kStride, .position = position.data(), .must = must.data(), .may = may.data(), .count = count.data(),
-                             .rows = 4, .kv_heads = 1, .group = 1, .max_blocks = 256, .block_tokens = 16, .must_blocks = 8, .may_blocks = 8, .reduction = GroupReduction::kMax});
+    enqueue_select(queue(), {.log_mass = mass.data(),
+                             .mass_stride = kStride,
+                             .position = position.data(),
+                             .must = must.data(),
+                             .may = may.data(),
+                             .count = count.data(),
+                             .rows = 4,
+                             .kv_heads = 1,
+                             .group = 1,
+                             .max_blocks = 256,
+                             .block_tokens = 16,
+                             .must_blocks = 8,
+                             .may_blocks = 8,
+                             .reduction = GroupReduction::kMax});
     const auto ids = download(queue(), must);
     const auto expected = oracle::best_blocks(scores, 0, 0, 256, 8);
-    for (std::size_t row = 0; row < 4; ++row) { ASSERT_EQ(Ids(ids.begin() + std::ptrdiff_t(row) * 8, ids.begin() + std::ptrdiff_t(row + 1) * 8), expected) << row; }
+    for (std::size_t row = 0; row < 4; ++row) {
+        ASSERT_EQ(Ids(ids.begin() + std::ptrdiff_t(row) * 8, ids.begin() + std::ptrdiff_t(row + 1) * 8), expected) << row;
+    }
 }
 
 TEST(CudaSelectRefuses, BudgetsBelowTheForcedBlocksAndOtherReductions)
 {
     const Queue queue(reinterpret_cast<cudaStream_t>(0x1000)); // never reached
-    SelectParams params{.mass_stride = 2048, .rows = 1, .kv_heads = 8, .group = 4, .max_blocks = 2048, .block_tokens = 16, .sink = 64, .recent = 128, .must_blocks = 12, .may_blocks = 128};
+    SelectParams params{.mass_stride = 2048,
+                        .rows = 1,
+                        .kv_heads = 8,
+                        .group = 4,
+                        .max_blocks = 2048,
+                        .block_tokens = 16,
+                        .sink = 64,
+                        .recent = 128,
+                        .must_blocks = 12,
+                        .may_blocks = 128};
     EXPECT_THROW(enqueue_select(queue, params), InvalidArgument);
     params.must_blocks = 13;
     params.may_blocks = 12;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The scoring kernel. One warp of a CTA takes tiles and copies their groups in bulk into a ring of stages; the others take
-// groups from the ring in order, one warp a group. Making a tile's queries is an item of the same ring, a tile ahead, so that
+// groups from the ring in order, one warp a group. Making a tile's columns is work from the same ring, a tile ahead, so that
 // nobody waits for anybody but through the ring.
 #pragma once
 
@@ -14,8 +14,11 @@ namespace oasis::cuda::detail {
 template <class K> class ScoreProducer {
 public:
     __device__ ScoreProducer(const ScoreArgs& args, std::byte* shared)
-        : args_(args), shared_(*reinterpret_cast<ScoreShared*>(shared)), count_(*reinterpret_cast<const TileCount*>(shared + args.count<K>())),
-          stages_(shared_address(shared) + args.stage<K>(0)), policy_(evict_first())
+        : args_(args),
+          shared_(*reinterpret_cast<ScoreShared*>(shared)),
+          count_(*reinterpret_cast<const TileCount*>(shared + args.count<K>())),
+          stages_(shared_address(shared) + args.stage<K>(0)),
+          policy_(evict_first())
     {
         take();
     }
@@ -56,7 +59,7 @@ private:
         groups_[0] = groups_[1];
         groups_[1] = groups_[2];
         groups_[2] = own;
-        put(args_.columns / 8, [&](int i) { return ScoreItem{ScoreItem::kColumns, k, 0, 8 * i}; });
+        put(args_.columns, [&](int i) { return ScoreItem{ScoreItem::kColumn, k, 0, i}; });
         return true;
     }
 
@@ -70,7 +73,9 @@ private:
         const ScoreTile& of = tile(k);
         if (of.native != 0 || K::kPlain) {
             const int eights = args_.columns / 8;
-            put((of.end - of.first) * eights, [&](int i) { return ScoreItem{ScoreItem::kNative, k, of.first + i / eights, i % eights * 8}; });
+            put((of.end - of.first) * eights, [&](int i) {
+                return ScoreItem{ScoreItem::kNative, k, of.first + i / eights, i % eights * 8};
+            });
         } else {
             put(of.end - of.first, [&](int i) { return ScoreItem{ScoreItem::kGroup, k, of.first + i, 0}; });
         }
@@ -84,13 +89,15 @@ private:
             if (lane() < 8 && i < n) {
                 const std::uint32_t at = issued_ + lane();
                 const std::uint32_t stage = at & ((1U << args_.log2_stages) - 1);
-                wait_barrier(shared_address(&shared_.empty[stage]), (at >> args_.log2_stages & 1U) ^ 1U);
+                while (!try_barrier(shared_address(&shared_.empty[stage]), (at >> args_.log2_stages & 1U) ^ 1U)) { __nanosleep(100); }
                 const ScoreItem item = make(i);
                 shared_.item[stage] = item;
+                *static_cast<volatile std::uint32_t*>(&shared_.put[stage]) = at;
                 const std::uint32_t full = shared_address(&shared_.full[stage]);
                 if (item.kind == ScoreItem::kGroup) {
                     if constexpr (!K::kPlain) {
-                        copy_bulk(stages_ + stage * K::kGroupBytes, group_address(args_.params.coded, tile(item.tile), item.group), K::kGroupBytes, full, policy_);
+                        copy_bulk(stages_ + stage * K::kGroupBytes, group_address(args_.params.coded, tile(item.tile), item.group),
+                                  K::kGroupBytes, full, policy_);
                     }
                 } else {
                     arrive(full);
@@ -122,6 +129,7 @@ template <class K> __device__ void consume(const ScoreArgs& args, std::byte* byt
         if (leader) { at = atomicAdd(&shared.next, 1U); }
         at = __shfl_sync(0xFFFFFFFFU, at, 0);
         const std::uint32_t stage = at & ((1U << args.log2_stages) - 1);
+        while (*static_cast<volatile std::uint32_t*>(&shared.put[stage]) != at) { __nanosleep(20); }
         wait_barrier(shared_address(&shared.full[stage]), at >> args.log2_stages & 1U);
         const ScoreItem item = shared.item[stage];
         if (item.kind == ScoreItem::kStop) { return; }
@@ -132,13 +140,10 @@ template <class K> __device__ void consume(const ScoreArgs& args, std::byte* byt
             if (leader) { arrive(shared_address(&shared.empty[stage])); }
         };
         auto* const columns = reinterpret_cast<ScoreColumn*>(bytes + args.column<K>(slot));
-        if (item.kind == ScoreItem::kColumns) {
+        if (item.kind == ScoreItem::kColumn) {
             release();
-            auto* const queries = reinterpret_cast<__half*>(bytes + args.queries<K>(slot));
-#pragma unroll 2
-            for (int c = item.column; c < item.column + 8; ++c) {
-                make_column<K::kChannels>(args.params, tile, args.planes, args.group_tokens(), c, queries + c * kQueryStride<K::kChannels>, columns[c]);
-            }
+            make_column<K::kChannels>(args.params, tile, args.planes, args.group_tokens(), item.column, bytes + args.queries<K>(slot),
+                                      columns[item.column]);
             __syncwarp();
             if (leader) { arrive(shared_address(&shared.columns_ready[slot])); }
             continue;
@@ -147,7 +152,8 @@ template <class K> __device__ void consume(const ScoreArgs& args, std::byte* byt
         const std::uint32_t queries = base + args.queries<K>(slot);
         if (item.kind == ScoreItem::kNative) {
             release();
-            score_native<K>(args, tile, item.group, queries + item.column * (kQueryStride<K::kChannels> * 2), columns + item.column, item.column);
+            score_native<K>(args, tile, item.group, queries + item.column / 16 * kQueryBytes<K::kChannels> + item.column / 8 % 2 * 4,
+                            columns + item.column, item.column);
         } else {
             if constexpr (!K::kPlain) { score_coded<K>(args, base + args.stage<K>(stage), item.group, queries, columns, release); }
         }
@@ -166,9 +172,10 @@ template <class K> __global__ void __launch_bounds__(K::kThreads, 1) score_kerne
     if (threadIdx.x < kMostStages) {
         init_barrier(shared_address(&shared.full[threadIdx.x]), 1);
         init_barrier(shared_address(&shared.empty[threadIdx.x]), 1);
+        shared.put[threadIdx.x] = 0xFFFFFFFFU;
     }
     if (threadIdx.x < kTileSlots) {
-        init_barrier(shared_address(&shared.columns_ready[threadIdx.x]), std::uint32_t(args.columns / 8));
+        init_barrier(shared_address(&shared.columns_ready[threadIdx.x]), std::uint32_t(args.columns));
         shared.done[threadIdx.x] = 0;
     }
     if (threadIdx.x == 0) { shared.next = 0; }

@@ -28,23 +28,24 @@ struct SummaryTable {
 /// group's last position is <= p - recent, else in native form, and of that the sub-blocks that are complete at p; its
 /// incomplete sub-block comes from its tail.
 struct ScoreParams {
-    const void* q = nullptr;                 ///< [sequences * rows, kv_heads * group, head_dim] of `dtype`, not scaled
-    std::int64_t q_row_stride = 0;           ///< elements between rows
+    const void* q = nullptr;       ///< [sequences * rows, kv_heads * group, head_dim] of `dtype`, not scaled
+    std::int64_t q_row_stride = 0; ///< elements between rows
     DType dtype = DType::kBF16;
-    const TokenIndex* position = nullptr;    ///< [sequences * rows], below 2^30; negative: padding, nothing is written
+    const TokenIndex* position = nullptr; ///< [sequences * rows], below 2^30; negative: padding, nothing is written
     SummaryTable coded{};
     SummaryTable native{};
-    const std::byte* tail = nullptr;         ///< [sequences * rows, kv_heads, tail_bytes]; read where (position + 1) is not a multiple of the sub-block
-    float* log_mass = nullptr;               ///< [sequences * rows, kv_heads * group, mass_stride]: estimated log mass of each block
-    std::int64_t mass_stride = 0;            ///< at least the blocks of the groups up to the last position
-    std::uint32_t* counter = nullptr;        ///< [2], zero before the first launch; every launch leaves zeros
-    std::int32_t sequences = 0;              ///< up to `kMaxScoreSequences`
-    std::int32_t rows = 0;                   ///< of each sequence
+    const std::byte* tail =
+        nullptr;               ///< [sequences * rows, kv_heads, tail_bytes]; read where (position + 1) is not a multiple of the sub-block
+    float* log_mass = nullptr; ///< [sequences * rows, kv_heads * group, mass_stride]: estimated log mass of each block
+    std::int64_t mass_stride = 0;     ///< at least the blocks of the groups up to the last position
+    std::uint32_t* counter = nullptr; ///< [2], zero before the first launch; every launch leaves zeros
+    std::int32_t sequences = 0;       ///< up to `kMaxScoreSequences`
+    std::int32_t rows = 0;            ///< of each sequence
     std::int32_t kv_heads = 0;
-    std::int32_t group = 0;                  ///< query heads of a KV head; rows * group is at most `kMaxScoreColumns`
+    std::int32_t group = 0; ///< query heads of a KV head; rows * group is at most `kMaxScoreColumns`
     float scale = 0.0F;
-    std::int32_t recent = 0;                 ///< tokens
-    std::int32_t window = 0;                 ///< tokens; groups before every row's window are not read. 0: none
+    std::int32_t recent = 0; ///< tokens
+    std::int32_t window = 0; ///< tokens; groups before every row's window are not read. 0: none
 };
 
 inline constexpr std::int32_t kMaxScoreSequences = 1024;

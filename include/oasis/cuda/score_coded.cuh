@@ -2,7 +2,7 @@
 //
 // What one warp does with one coded group in shared memory: codes become f16 fragments as they are (subnormals: code * 2^-24,
 // no arithmetic) and are multiplied with queries * scales, sub-blocks as rows of the tile and queries as columns.
-// Accumulators start at zeros . q. docs/design/cuda-score.md says why.
+// zeros . q is added at the end. docs/design/cuda-score.md says why.
 #pragma once
 
 #include <oasis/cuda/score_config.cuh>
@@ -10,16 +10,6 @@
 #include <oasis/cuda/score_reduce.cuh>
 
 namespace oasis::cuda::detail {
-
-/// The queries of a pass as fragments: this lane's part of eight columns is at `queries` + step * 32.
-template <class K> __device__ uint2 load_queries(std::uint32_t queries, int step, int n)
-{
-    return load_shared_8(queries + n * (8 * kQueryStride<K::kChannels> * 2) + step * 32);
-}
-template <class K> __device__ std::uint32_t lane_queries(std::uint32_t queries)
-{
-    return queries + threadIdx.x % 32 / 4 * (kQueryStride<K::kChannels> * 2) + threadIdx.x % 4 * 8;
-}
 
 /// Fragments of 16 channels: tile m holds slots slot_of(m) + 2 (lane / 4) and the next one.
 template <class K> __device__ void load_codes(std::uint32_t codes, int step, std::uint32_t (&a)[4][4])
@@ -50,10 +40,7 @@ template <class K> __device__ void load_codes(std::uint32_t codes, int step, std
 }
 
 /// First slot of tile m; in int4 the odd tiles are the high nibbles.
-template <class K> __device__ constexpr int slot_of(int m)
-{
-    return K::kCode == SummaryCode::kInt4 ? m % 2 * 32 + m / 2 * 16 : 16 * m;
-}
+template <class K> __device__ constexpr int slot_of(int m) { return K::kCode == SummaryCode::kInt4 ? m % 2 * 32 + m / 2 * 16 : 16 * m; }
 template <class K> __device__ constexpr bool is_high(int m) { return K::kCode == SummaryCode::kInt4 && m % 2 == 1; }
 
 /// The spread of this lane's slots; NaN where a key was none, which makes the block's log mass NaN.
@@ -83,67 +70,59 @@ template <class K> __device__ void coded_spread(std::uint32_t group, std::uint64
     }
 }
 
-/// zeros . q of a pass. Rows 0 to 7 of a tile are the zeros of one step's channels, rows 8 to 15 those of the next: each counts
-/// with its own queries, and what the others give is not looked at.
-template <class K> __device__ void multiply_zeros(std::uint32_t group, std::uint32_t queries, float (&sum)[K::kTiles][2])
-{
-    float even[K::kTiles][4] = {};
-    float odd[K::kTiles][4] = {};
-    const std::uint32_t matrix = threadIdx.x % 32 / 8;
-#pragma unroll
-    for (int step = 0; step < K::kSteps; step += 2) {
-        std::uint32_t zeros[4];
-        load_matrices(group + std::uint32_t(K::kLayout.zeros_offset()) + 32 * step + (matrix % 2 * 2 + matrix / 2) * 16, zeros);
-#pragma unroll
-        for (int n = 0; n < K::kTiles; ++n) { multiply_add(even[n], zeros[0], zeros[1], zeros[2], zeros[3], load_queries<K>(queries, step, n)); }
-        if (step + 1 == K::kSteps) { continue; }
-#pragma unroll
-        for (int n = 0; n < K::kTiles; ++n) { multiply_add(odd[n], zeros[0], zeros[1], zeros[2], zeros[3], load_queries<K>(queries, step + 1, n)); }
-    }
-#pragma unroll
-    for (int n = 0; n < K::kTiles; ++n) { sum[n][0] = even[n][0] + odd[n][2], sum[n][1] = even[n][1] + odd[n][3]; }
-}
-
-/// acc = 2^-24 / factor * estimates in log2 without spread and tokens; 2^-20 in high tiles.
-template <class K> __device__ void multiply_group(std::uint32_t group, std::uint32_t queries, float (&acc)[4][K::kTiles][4])
-{
-    float zero[K::kTiles][2];
-    multiply_zeros<K>(group, queries, zero);
-#pragma unroll
-    for (int m = 0; m < 4; ++m) {
-#pragma unroll
-        for (int n = 0; n < K::kTiles; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) { acc[m][n][i] = zero[n][i % 2] * (is_high<K>(m) ? 0x1p-20F : 0x1p-24F); }
-        }
-    }
-    std::uint32_t scales[4];
-#pragma unroll
-    for (int step = 0; step < K::kSteps; ++step) {
-        std::uint32_t a[4][4];
-        load_codes<K>(group + std::uint32_t(K::kLayout.codes_offset()), step, a);
-        if (step % 2 == 0) { load_matrices(group + std::uint32_t(K::kLayout.scales_offset()) + 32 * step + threadIdx.x % 32 / 8 * 16, scales); }
-#pragma unroll
-        for (int n = 0; n < K::kTiles; ++n) {
-            uint2 b = load_queries<K>(queries, step, n);
-            b.x = multiply_halves(b.x, scales[step % 2 * 2]);
-            b.y = multiply_halves(b.y, scales[step % 2 * 2 + 1]);
-#pragma unroll
-            for (int m = 0; m < 4; ++m) { multiply_add(acc[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b); }
-        }
-    }
-}
-
-/// Log masses of 8 columns from their accumulators.
+/// acc = 2^-24 / factor * code . (scale q), in log2; 2^-20 in high tiles. zero = zeros . q / factor of column lane / 4, and of
+/// the one 8 further in [2].
 template <class K>
-__device__ void finish_coded(const float (&acc)[4][4], const float (&spread)[4][2], const ScoreColumn* columns, int group, float log2_tokens, std::uint64_t poisoned, std::uint64_t unbounded)
+__device__ void multiply_group(std::uint32_t group, std::uint32_t queries, float (&acc)[4][K::kTiles][4],
+                               float (&zero)[(K::kTiles + 1) / 2][4])
+{
+    const std::uint32_t matrix = threadIdx.x % 32 / 8 * 16;
+    const std::uint32_t query = queries + threadIdx.x % 32 / 4 * kQueryStride<K::kChannels> + threadIdx.x % 4 * 16;
+#pragma unroll
+    for (int n = 0; n < K::kTiles; ++n) {
+        zero[n / 2][0] = zero[n / 2][1] = zero[n / 2][2] = zero[n / 2][3] = 0.0F;
+#pragma unroll
+        for (int m = 0; m < 4; ++m) { acc[m][n][0] = acc[m][n][1] = acc[m][n][2] = acc[m][n][3] = 0.0F; }
+    }
+#pragma unroll K::kUnroll
+    for (int pair = 0; pair < K::kSteps; pair += 2) {
+        std::uint32_t scales[4];
+        std::uint32_t zeros[4];
+        load_matrices(group + std::uint32_t(K::kLayout.scales_offset()) + 32 * pair + matrix, scales);
+        load_matrices(group + std::uint32_t(K::kLayout.zeros_offset()) + 32 * pair + matrix, zeros);
+#pragma unroll
+        for (int half = 0; half < 2 && pair + half < K::kSteps; ++half) {
+            std::uint32_t a[4][4];
+            load_codes<K>(group + std::uint32_t(K::kLayout.codes_offset()), pair + half, a);
+#pragma unroll
+            for (int n = 0; n < K::kTiles; n += 2) {
+                const uint4 q = load_shared_16(query + n / 2 * kQueryBytes<K::kChannels> + (pair + half) * 64);
+                multiply_add(zero[n / 2], q.x, q.y, q.z, q.w, {zeros[2 * half], zeros[2 * half + 1]});
+                const uint2 b{multiply_halves(q.x, scales[2 * half]), multiply_halves(q.z, scales[2 * half + 1])};
+#pragma unroll
+                for (int m = 0; m < 4; ++m) { multiply_add(acc[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b); }
+                if (n + 1 < K::kTiles) {
+                    const uint2 next{multiply_halves(q.y, scales[2 * half]), multiply_halves(q.w, scales[2 * half + 1])};
+#pragma unroll
+                    for (int m = 0; m < 4; ++m) { multiply_add(acc[m][n + 1], a[m][0], a[m][1], a[m][2], a[m][3], next); }
+                }
+            }
+        }
+    }
+}
+
+/// Log masses of 8 columns from their accumulators. zeros . q is the same for all sub-blocks of a group, so it comes last.
+template <class K>
+__device__ void finish_coded(const float (&acc)[4][4], float zero, const float (&spread)[4][2], const ScoreColumn* columns, int group,
+                             float log2_tokens, std::uint64_t poisoned, std::uint64_t unbounded)
 {
     const auto lane = int(threadIdx.x % 32);
     const ScoreColumn* const own = columns + lane % 4 * 2;
     BlockMass<K, false> mass(group);
+    float offset[2];
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
-        const float weight = own[q].spread * 0x1p-24F;
+        const float weight = own[q].coded_spread;
         float values[4][2];
 #pragma unroll
         for (int m = 0; m < 4; ++m) {
@@ -153,9 +132,10 @@ __device__ void finish_coded(const float (&acc)[4][4], const float (&spread)[4][
                 if constexpr (K::kSpread) { values[m][e] += weight * spread[m][e]; }
             }
         }
-        mass.reduce(q, values, own[q].factor * 0x1p24F);
+        mass.reduce(q, values, own[q].coded_factor);
+        offset[q] = __shfl_sync(0xFFFFFFFFU, zero, (lane % 4 * 2 + q) * 4) * (own[q].coded_factor * 0x1p-24F) + log2_tokens;
     }
-    mass.finish(log2_tokens);
+    mass.finish(offset);
     if (!K::kSpread && (poisoned | unbounded) != 0) {
         for (int q = 0; q < 2; ++q) { mass.mark(q, poisoned, unbounded); }
     }
@@ -164,16 +144,18 @@ __device__ void finish_coded(const float (&acc)[4][4], const float (&spread)[4][
 
 /// A coded group in shared memory; `release` is called once its bytes are read for the last time.
 template <class K, class Release>
-__device__ void score_coded(const ScoreArgs& args, std::uint32_t bytes, int group, std::uint32_t queries, const ScoreColumn* columns, const Release& release)
+__device__ void score_coded(const ScoreArgs& args, std::uint32_t bytes, int group, std::uint32_t queries, const ScoreColumn* columns,
+                            const Release& release)
 {
-    const uint4 flags = load_shared_16(bytes);
-    const std::uint64_t poisoned = std::uint64_t(flags.y) << 32 | flags.x;
-    const std::uint64_t unbounded = std::uint64_t(flags.w) << 32 | flags.z;
-    float spread[4][2];
-    if constexpr (K::kSpread) { coded_spread<K>(bytes, poisoned, spread); }
     for (int first = 0; first < args.columns; first += 8 * K::kTiles) {
         float acc[4][K::kTiles][4];
-        multiply_group<K>(bytes, lane_queries<K>(queries) + first * (kQueryStride<K::kChannels> * 2), acc);
+        float zero[(K::kTiles + 1) / 2][4];
+        multiply_group<K>(bytes, queries + first / 16 * kQueryBytes<K::kChannels>, acc, zero);
+        const uint4 flags = load_shared_16(bytes);
+        const std::uint64_t poisoned = std::uint64_t(flags.y) << 32 | flags.x;
+        const std::uint64_t unbounded = std::uint64_t(flags.w) << 32 | flags.z;
+        float spread[4][2];
+        if constexpr (K::kSpread) { coded_spread<K>(bytes, poisoned, spread); }
         if (first + 8 * K::kTiles >= args.columns) { release(); }
 #pragma unroll
         for (int n = 0; n < K::kTiles; ++n) {
@@ -181,7 +163,7 @@ __device__ void score_coded(const ScoreArgs& args, std::uint32_t bytes, int grou
                                       {acc[1][n][0], acc[1][n][1], acc[1][n][2], acc[1][n][3]},
                                       {acc[2][n][0], acc[2][n][1], acc[2][n][2], acc[2][n][3]},
                                       {acc[3][n][0], acc[3][n][1], acc[3][n][2], acc[3][n][3]}};
-            finish_coded<K>(part, spread, columns + first + 8 * n, group, args.log2_tokens, poisoned, unbounded);
+            finish_coded<K>(part, zero[n / 2][n % 2 * 2], spread, columns + first + 8 * n, group, args.log2_tokens, poisoned, unbounded);
         }
     }
 }

@@ -14,22 +14,29 @@ namespace oasis::cuda::detail {
 inline constexpr float kLog2E = 1.4426950408889634F;
 inline constexpr float kLn2 = 0.6931471805599453F;
 
-/// Queries are kept as f16 over a power of two that brings the largest into [2, 4): times a group's scale, which is at most
-/// 65504 * 2 / 15, they stay in range.
+/// Queries are kept as f16 over a power of two, the factor, that brings the largest into [2, 4): times a group's scale, which
+/// is at most 65504 * 2 / 15, they stay in range.
 struct alignas(16) ScoreColumn {
-    float factor;  ///< that power of two
-    float spread;  ///< weight of the spread, in log2 over `factor`
+    float coded_factor; ///< 2^24 * factor: what a product with codes as subnormals is a part of
+    float coded_spread; ///< weight of the spread, in log2, over that
     std::int32_t position;
     std::int32_t coded; ///< groups that the row reads in coded form
     float* log_mass;    ///< null: padding
     std::int64_t row;
 };
 
-/// Halves between the queries of two columns: 8 bytes per lane of a fragment meet no bank twice.
-template <int kChannels> inline constexpr int kQueryStride = kChannels + 16;
+/// Queries lie by 16 columns. Of column 8 j + g, channels 2t, 2t + 1 and 2t + 8, 2t + 9 of step s are two words at
+/// g * kQueryStride + 64 s + 16 t + 4 j and 8 further: 16 bytes of a lane are the fragments of two eights, and as they stand
+/// the fragment of a product with queries as rows. The stride lets no two of eight lanes meet in a bank.
+template <int kChannels> inline constexpr int kQueryStride = 4 * kChannels + 64;
+template <int kChannels> inline constexpr int kQueryBytes = 8 * kQueryStride<kChannels>; ///< of 16 columns
 
-/// Where channel c lies among a column's queries: a lane's four of 16 channels, 2t, 2t + 1, 2t + 8 and 2t + 9, in a row.
-__device__ inline int query_slot(int c) { return c / 16 * 16 + c % 8 / 2 * 4 + c % 16 / 8 * 2 + c % 2; }
+/// Offset of channel c, even, of a column.
+template <int kChannels> __device__ int query_offset(int column, int c)
+{
+    return column / 16 * kQueryBytes<kChannels> + column % 8 * kQueryStride<kChannels> + c / 16 * 64 + c % 8 / 2 * 16 + c % 16 / 8 * 8 +
+           column / 8 % 2 * 4;
+}
 
 __device__ inline float query_element(const ScoreParams& p, std::int64_t at)
 {
@@ -47,11 +54,6 @@ __device__ inline float2 query_pair(const ScoreParams& p, std::int64_t at)
     case DType::kF16: return __half22float2(*reinterpret_cast<const __half2*>(static_cast<const __half*>(p.q) + at));
     default: return *reinterpret_cast<const float2*>(static_cast<const float*>(p.q) + at);
     }
-}
-
-__device__ inline std::int64_t query_offset(const ScoreParams& p, std::int64_t row, std::int32_t head, std::int32_t query, int head_dim)
-{
-    return row * p.q_row_stride + (std::int64_t(head) * p.group + query) * head_dim;
 }
 
 __device__ inline float warp_max(float x)
@@ -74,10 +76,11 @@ __device__ inline float column_factor(float largest)
     return __uint_as_float(std::uint32_t(min(max(exponent - 1, 27), 227)) << 23);
 }
 
-/// One warp makes one column; `queries` gets kChannels halves. With two planes those of plane 0 are the positive parts of the
+/// One warp makes one column. With two planes those of plane 0 are the positive parts of the
 /// weights, those of plane 1 the negative ones.
 template <int kChannels>
-__device__ void make_column(const ScoreParams& p, const ScoreTile& tile, int planes, std::int32_t group_tokens, std::int32_t index, __half* queries, ScoreColumn& column)
+__device__ void make_column(const ScoreParams& p, const ScoreTile& tile, int planes, std::int32_t group_tokens, std::int32_t index,
+                            std::byte* queries, ScoreColumn& column)
 {
     const auto lane = int(threadIdx.x % 32);
     const std::int64_t row = std::int64_t(tile.sequence) * p.rows + index / p.group;
@@ -109,17 +112,18 @@ __device__ void make_column(const ScoreParams& p, const ScoreTile& tile, int pla
         if (c >= head_dim) { continue; }
         const float x = weight[i].x * share;
         const float y = weight[i].y * share;
-        auto* const out = reinterpret_cast<__half2*>(queries);
+        auto& first = *reinterpret_cast<__half2*>(queries + query_offset<kChannels>(index, c));
         if (planes == 1) {
-            out[query_slot(c) / 2] = __floats2half2_rn(x, y);
+            first = __floats2half2_rn(x, y);
         } else {
-            out[query_slot(c) / 2] = __floats2half2_rn(x > 0.0F ? x : x - x, y > 0.0F ? y : y - y); // NaN stays NaN
-            out[query_slot(c + head_dim) / 2] = __floats2half2_rn(x > 0.0F ? 0.0F : x, y > 0.0F ? 0.0F : y);
+            first = __floats2half2_rn(x > 0.0F ? x : x - x, y > 0.0F ? y : y - y); // NaN stays NaN
+            *reinterpret_cast<__half2*>(queries + query_offset<kChannels>(index, c + head_dim)) =
+                __floats2half2_rn(x > 0.0F ? 0.0F : x, y > 0.0F ? 0.0F : y);
         }
     }
     if (lane == 0) {
-        column = {.factor = factor,
-                  .spread = StockSummary::kSpreadFactor * square / float(head_dim) * share,
+        column = {.coded_factor = factor * 0x1p24F,
+                  .coded_spread = StockSummary::kSpreadFactor * square * (share * 0x1p-24F / float(head_dim)),
                   .position = position,
                   .coded = position < 0 ? 0 : coded_groups(position, p.recent, group_tokens),
                   .log_mass = position < 0 ? nullptr : p.log_mass + (row * p.kv_heads * p.group + head) * p.mass_stride,

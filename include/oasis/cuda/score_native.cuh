@@ -36,42 +36,45 @@ template <class K> __device__ float tail_estimate(const ScoreArgs& args, const S
     const SummaryTail& tail = *reinterpret_cast<const SummaryTail*>(bytes);
     const auto* const values = reinterpret_cast<const float*>(bytes + sizeof(SummaryTail));
     const int head_dim = K::kChannels / args.planes;
-    const std::int64_t at = query_offset(p, column.row, head, query, head_dim);
+    const std::int64_t at = column.row * p.q_row_stride + (std::int64_t(head) * p.group + query) * head_dim;
     float sum = 0.0F;
     for (int c = int(threadIdx.x % 32); c < head_dim; c += 32) {
         const float weight = query_element(p, at + c) * p.scale;
         const int plane = args.planes == 2 && !(weight > 0.0F) ? 1 : 0;
         sum += weight * values[plane * head_dim + c];
     }
-    return (warp_sum(sum) + tail.log_tokens) * kLog2E + column.spread * column.factor * tail.spread;
+    return (warp_sum(sum) + tail.log_tokens) * kLog2E + column.coded_spread * column.coded_factor * tail.spread;
 }
 
-/// Dot products of a native group with 8 columns; tile m holds slots 16 m + 2 (lane / 4) and the next one.
+/// Dot products of a native group with the 8 columns whose queries begin at `queries`; tile m holds slots 16 m + 2 (lane / 4) and the next one.
 template <class K> __device__ void multiply_native(const std::byte* group, std::uint32_t queries, float (&acc)[4][4])
 {
     const std::uint32_t lane = threadIdx.x % 32;
     const std::byte* const mine = group + sizeof(SummaryHeader) + lane % 4 * 2 * 128 + lane / 4 * 4;
-    const std::uint32_t query = queries + lane / 4 * (kQueryStride<K::kChannels> * 2) + lane % 4 * 8;
+    const std::uint32_t query = queries + lane / 4 * kQueryStride<K::kChannels> + lane % 4 * 16;
 #pragma unroll 2
     for (int step = 0; step < K::kSteps; ++step) {
         std::uint32_t x[4][4]; // [channel 2t, 2t + 1, 2t + 8, 2t + 9][tile]
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
 #pragma unroll
-            for (int m = 0; m < 4; ++m) { x[c][m] = *reinterpret_cast<const std::uint32_t*>(mine + (16 * step + c % 2 + c / 2 * 8) * 128 + 32 * m); }
+            for (int m = 0; m < 4; ++m) {
+                x[c][m] = *reinterpret_cast<const std::uint32_t*>(mine + (16 * step + c % 2 + c / 2 * 8) * 128 + 32 * m);
+            }
         }
-        const uint2 b = load_shared_8(query + step * 32);
+        const uint2 b{load_shared_4(query + step * 64), load_shared_4(query + step * 64 + 8)};
 #pragma unroll
         for (int m = 0; m < 4; ++m) {
-            multiply_add(acc[m], __byte_perm(x[0][m], x[1][m], 0x5410), __byte_perm(x[0][m], x[1][m], 0x7632), __byte_perm(x[2][m], x[3][m], 0x5410),
-                         __byte_perm(x[2][m], x[3][m], 0x7632), b);
+            multiply_add(acc[m], __byte_perm(x[0][m], x[1][m], 0x5410), __byte_perm(x[0][m], x[1][m], 0x7632),
+                         __byte_perm(x[2][m], x[3][m], 0x5410), __byte_perm(x[2][m], x[3][m], 0x7632), b);
         }
     }
 }
 
 /// 8 columns from `index` on.
 template <class K>
-__device__ __noinline__ void score_native(const ScoreArgs& args, const ScoreTile& tile, int group, std::uint32_t queries, const ScoreColumn* columns, int index)
+__device__ __noinline__ void score_native(const ScoreArgs& args, const ScoreTile& tile, int group, std::uint32_t queries,
+                                          const ScoreColumn* columns, int index)
 {
     const ScoreParams& p = args.params;
     const std::uint32_t lane = threadIdx.x % 32;
@@ -94,26 +97,28 @@ __device__ __noinline__ void score_native(const ScoreArgs& args, const ScoreTile
     for (int q = 0; q < 2; ++q) {
         const GroupView view(own[q].position, begin, args.tokens);
         // In units of the column's factor, without the sub-block's log n, as complete ones are.
-        const float own_tail = (__shfl_sync(0xFFFFFFFFU, tail, int(lane % 4 * 2 + q)) - args.log2_tokens) / own[q].factor;
+        const float own_tail =
+            (__shfl_sync(0xFFFFFFFFU, tail, int(lane % 4 * 2 + q)) - args.log2_tokens) / (own[q].coded_factor * 0x1p-24F);
         float values[4][2];
 #pragma unroll
         for (int m = 0; m < 4; ++m) {
             float2 root{};
             if constexpr (K::kSpread) {
-                root = __half22float2(*reinterpret_cast<const __half2*>(bytes + sizeof(SummaryHeader) + K::kChannels * 128 + 32 * m + lane / 4 * 4));
+                root = __half22float2(
+                    *reinterpret_cast<const __half2*>(bytes + sizeof(SummaryHeader) + K::kChannels * 128 + 32 * m + lane / 4 * 4));
             }
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const auto slot = int(16 * m + 2 * (lane / 4) + e);
                 const int s = sub_block_of<K>(slot);
                 float value = acc[m][2 * e + q];
-                if constexpr (K::kSpread) { value += own[q].spread * (e == 0 ? root.x * root.x : root.y * root.y); }
+                if constexpr (K::kSpread) { value += own[q].coded_spread * 0x1p24F * (e == 0 ? root.x * root.x : root.y * root.y); }
                 values[m][e] = s < view.complete ? value : s == view.complete && view.has_tail ? own_tail : -kInf;
             }
         }
-        mass.reduce(q, values, own[q].factor);
+        mass.reduce(q, values, own[q].coded_factor * 0x1p-24F);
     }
-    mass.finish(args.log2_tokens);
+    mass.finish({args.log2_tokens, args.log2_tokens});
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
         const GroupView view(own[q].position, begin, args.tokens);

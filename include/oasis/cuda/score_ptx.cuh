@@ -7,13 +7,19 @@
 
 namespace oasis::cuda::detail {
 
-__device__ inline std::uint32_t shared_address(const void* pointer) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer)); }
+__device__ inline std::uint32_t shared_address(const void* pointer)
+{
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
 
 /// Four 8x8 matrices of 16-bit elements; lane i has the address of row i % 8 of matrix i / 8. Lane (g, t) = (i / 4, i % 4)
 /// gets elements 2t and 2t + 1 of row g.
 __device__ inline void load_matrices(std::uint32_t address, std::uint32_t (&r)[4])
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
 }
 
 /// The same, transposed: lane (g, t) gets element g of rows 2t and 2t + 1.
@@ -47,10 +53,10 @@ __device__ inline uint4 load_shared_16(std::uint32_t address)
     return r;
 }
 
-__device__ inline uint2 load_shared_8(std::uint32_t address)
+__device__ inline std::uint32_t load_shared_4(std::uint32_t address)
 {
-    uint2 r;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(address) : "memory");
+    std::uint32_t r;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
     return r;
 }
 
@@ -75,7 +81,10 @@ __device__ inline float log2_of(float x)
     return r;
 }
 
-__device__ inline void init_barrier(std::uint32_t barrier, std::uint32_t arrivals) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory"); }
+__device__ inline void init_barrier(std::uint32_t barrier, std::uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
 
 __device__ inline void arrive(std::uint32_t barrier) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory"); }
 
@@ -84,8 +93,8 @@ __device__ inline void arrive(std::uint32_t barrier) { asm volatile("mbarrier.ar
 __device__ inline void copy_bulk(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t barrier, std::uint64_t policy)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes),
-                 "r"(barrier), "l"(policy)
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
                  : "memory");
 }
 
@@ -96,16 +105,23 @@ __device__ inline std::uint64_t evict_first()
     return policy;
 }
 
-__device__ inline void wait_barrier(std::uint32_t barrier, std::uint32_t phase)
+__device__ inline bool try_barrier(std::uint32_t barrier, std::uint32_t phase)
 {
+    std::uint32_t done;
     asm volatile("{\n"
                  ".reg .pred done;\n"
-                 "wait:\n"
-                 "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-                 "@!done bra wait;\n"
-                 "}" ::"r"(barrier),
-                 "r"(phase)
+                 "mbarrier.try_wait.parity.shared.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n"
+                 "}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(phase)
                  : "memory");
+    return done != 0;
+}
+
+__device__ inline void wait_barrier(std::uint32_t barrier, std::uint32_t phase)
+{
+    while (!try_barrier(barrier, phase)) {}
 }
 
 } // namespace oasis::cuda::detail

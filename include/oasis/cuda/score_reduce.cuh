@@ -65,13 +65,13 @@ public:
         }
     }
 
-    /// To natural logarithms; `offset`, in log2, belongs to every estimate.
-    __device__ void finish(float offset)
+    /// To natural logarithms; `offset`, in log2, belongs to every estimate of a column.
+    __device__ void finish(const float (&offset)[2])
     {
 #pragma unroll
         for (int q = 0; q < 2; ++q) {
 #pragma unroll
-            for (int e = 0; e < kResults; ++e) { mass_[q][e] = mass_[q][e] * kLn2 + offset * kLn2; }
+            for (int e = 0; e < kResults; ++e) { mass_[q][e] = mass_[q][e] * kLn2 + offset[q] * kLn2; }
         }
     }
 
@@ -95,7 +95,7 @@ public:
             if (!wanted(columns[q])) { continue; }
             float* const out = columns[q].log_mass + (std::uint32_t(group_) * kBlocks + std::uint32_t(block()));
 #pragma unroll
-            for (int e = 0; e < kResults; ++e) { out[e] = mass_[q][e]; }
+            for (int e = 0; e < kResults; ++e) { __stcg(out + e, mass_[q][e]); }
         }
     }
 

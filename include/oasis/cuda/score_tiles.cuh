@@ -28,7 +28,10 @@ struct GroupRange {
     std::int32_t native_begin = 0;
     std::int32_t native_end = 0;
 
-    __device__ std::int32_t coded_tiles(std::int32_t tile_groups) const { return (max(coded_end - coded_begin, 0) + tile_groups - 1) / tile_groups; }
+    __device__ std::int32_t coded_tiles(std::int32_t tile_groups) const
+    {
+        return (max(coded_end - coded_begin, 0) + tile_groups - 1) / tile_groups;
+    }
     __device__ std::int32_t native_tiles() const { return (native_end - native_begin + kNativeTileGroups - 1) / kNativeTileGroups; }
 };
 
@@ -50,7 +53,8 @@ __device__ inline GroupRange group_range(const ScoreParams& p, std::int32_t sequ
     }
     if (high < 0) { return {}; }
     const std::int32_t begin = p.window > 0 ? max(low + 1 - p.window, 0) / group_tokens : 0;
-    return {begin, coded_groups(high, p.recent, group_tokens), max(begin, coded_groups(low, p.recent, group_tokens)), high / group_tokens + 1};
+    return {begin, coded_groups(high, p.recent, group_tokens), max(begin, coded_groups(low, p.recent, group_tokens)),
+            high / group_tokens + 1};
 }
 
 /// A step's tiles, in shared memory.
@@ -95,7 +99,8 @@ __device__ inline void count_tiles(const ScoreParams& p, std::int32_t group_toke
 }
 
 /// One warp describes tile `index`; false beyond the last.
-__device__ inline bool describe_tile(const ScoreParams& p, std::int32_t group_tokens, const TileCount& count, std::uint32_t index, ScoreTile& tile)
+__device__ inline bool describe_tile(const ScoreParams& p, std::int32_t group_tokens, const TileCount& count, std::uint32_t index,
+                                     ScoreTile& tile)
 {
     if (index >= std::uint32_t(count.first[p.sequences])) { return false; }
     const auto lane = std::int32_t(threadIdx.x % 32);

@@ -31,7 +31,7 @@ struct SelectCut {
 
 template <int kThreads> struct SelectShared {
     static constexpr int kWarps = kThreads / 32;
-    std::int32_t histogram[2][kBins];
+    alignas(16) std::int32_t histogram[2][kBins];
     std::uint64_t list[2][kListRoom];
     std::int32_t list_size[2];
     SelectCut cut[2];
@@ -87,6 +87,17 @@ template <class C, int kItems> __device__ int narrow(SelectShared<C::kThreads>& 
     return 16 + (high > 1 ? 32 - __clz(int(high - keys.lowest)) : 0);
 }
 
+/// Sum of the lanes up to this one.
+__device__ inline std::int32_t warp_scan(std::int32_t x)
+{
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const std::int32_t other = __shfl_up_sync(0xFFFFFFFFU, x, step);
+        if (int(threadIdx.x % 32) >= step) { x += other; }
+    }
+    return x;
+}
+
 /// Finds in which bin each cut lies; `shared.cut` and `shared.total` are there after it.
 template <class C> __device__ void search(SelectShared<C::kThreads>& shared, int level, int bits, const SelectCut (&cuts)[2])
 {
@@ -113,12 +124,7 @@ template <class C> __device__ void search(SelectShared<C::kThreads>& shared, int
     std::int32_t before[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-        before[c] = sum[c];
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const std::int32_t other = __shfl_up_sync(0xFFFFFFFFU, before[c], step);
-            if (lane >= step) { before[c] += other; }
-        }
+        before[c] = level == 0 && c == 1 ? before[0] + sum[0] : warp_scan(sum[c]);
         if (lane == 31) { shared.warp_count[c][warp] = before[c]; }
         before[c] -= sum[c];
     }
@@ -141,7 +147,8 @@ template <class C> __device__ void search(SelectShared<C::kThreads>& shared, int
 
 /// Both cuts of one row, as keys: what is at or above them is in. `wanted` counts are those beside the forced blocks.
 template <class C, int kItems>
-__device__ void find_cuts(SelectShared<C::kThreads>& shared, const SelectKeys<kItems>& keys, int bits, const std::int32_t (&wanted)[2], std::uint64_t (&found)[2])
+__device__ void find_cuts(SelectShared<C::kThreads>& shared, const SelectKeys<kItems>& keys, int bits, const std::int32_t (&wanted)[2],
+                          std::uint64_t (&found)[2])
 {
     SelectCut cuts[2] = {{0, wanted[0], 0}, {0, wanted[1], 0}};
     bool open[2] = {wanted[0] > 0, wanted[1] > 0};
@@ -167,7 +174,7 @@ __device__ void find_cuts(SelectShared<C::kThreads>& shared, const SelectKeys<kI
         }
         C::sync();
         search<C>(shared, level, width, cuts);
-        bool listed = C::kCluster == 1;
+        bool listed = true;
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
             if (!open[c]) { continue; }
@@ -184,41 +191,43 @@ __device__ void find_cuts(SelectShared<C::kThreads>& shared, const SelectKeys<kI
             listed = listed && (!open[c] || cuts[c].there <= kListRoom);
         }
         if (!open[0] && !open[1]) { break; }
-        if (listed) { // few share the digits: rank them against each other
+        if (listed) { // few share the digits: the first CTA ranks them against each other
+            std::uint64_t(*const list)[kListRoom] = C::remote(shared.list, 0);
+            std::int32_t* const size = C::remote(shared.list_size, 0);
 #pragma unroll
             for (int i = 0; i < kItems; ++i) {
                 const std::uint64_t key = keys.at(i);
                 if (key == SelectKeys<kItems>::kNone) { continue; }
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    if (open[c] && key >> shift == cuts[c].key) { shared.list[c][atomicAdd(&shared.list_size[c], 1)] = key; }
+                    if (open[c] && key >> shift == cuts[c].key) { list[c][atomicAdd(size + c, 1)] = key; }
                 }
             }
-            __syncthreads();
+            C::sync();
             const int c = int(threadIdx.x) / kListRoom;
             const int i = int(threadIdx.x) % kListRoom;
-            if (c < 2 && i < shared.list_size[c]) {
+            if (C::rank() == 0 && c < 2 && i < shared.list_size[c]) {
                 const std::uint64_t key = shared.list[c][i];
                 int better = 0;
                 for (int k = 0; k < shared.list_size[c]; ++k) { better += shared.list[c][k] > key; }
                 if (better == (c == 0 ? cuts[0].wanted : cuts[1].wanted) - 1) { shared.cut[c].key = key; }
             }
-            __syncthreads();
+            C::sync();
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
-                if (open[k]) { found[k] = shared.cut[k].key; }
+                if (open[k]) { found[k] = C::remote(shared.cut, 0)[k].key; }
             }
             break;
         }
-        for (int i = int(threadIdx.x); i < 2 * kBins; i += C::kThreads) { (&shared.histogram[0][0])[i] = 0; }
+        for (int i = int(threadIdx.x); i < 2 * kBins / 4; i += C::kThreads) { reinterpret_cast<int4*>(shared.histogram[0])[i] = int4{}; }
         C::sync();
     }
 }
 
 /// Writes the chosen positions in order, then -1, and the counts.
 template <class C, int kItems>
-__device__ void write_sets(const SelectParams& p, SelectShared<C::kThreads>& shared, const SelectKeys<kItems>& keys, std::uint32_t forced, const std::uint64_t (&cuts)[2],
-                           std::int64_t row_set)
+__device__ void write_sets(const SelectParams& p, SelectShared<C::kThreads>& shared, const SelectKeys<kItems>& keys, std::uint32_t forced,
+                           const std::uint64_t (&cuts)[2], std::int64_t row_set)
 {
     const int lane = int(threadIdx.x % 32);
     const int warp = int(threadIdx.x / 32);
@@ -231,18 +240,13 @@ __device__ void write_sets(const SelectParams& p, SelectShared<C::kThreads>& sha
         in[1] |= std::uint32_t(key >= cuts[1]) << i;
     }
     in[1] &= ~in[0];
-    std::int32_t before[2];
+    // A warp has a few hundred blocks: both counts fit one word.
+    const std::int32_t both = warp_scan(__popc(in[0]) | __popc(in[1]) << 16);
+    std::int32_t before[2] = {both & 0xFFFF, both >> 16};
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-        const std::int32_t own = __popc(in[c]);
-        before[c] = own;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const std::int32_t other = __shfl_up_sync(0xFFFFFFFFU, before[c], step);
-            if (lane >= step) { before[c] += other; }
-        }
         if (lane == 31) { shared.warp_count[c][warp] = before[c]; }
-        before[c] -= own;
+        before[c] -= __popc(in[c]);
     }
     C::sync();
     std::int32_t total[2];
@@ -262,7 +266,9 @@ __device__ void write_sets(const SelectParams& p, SelectShared<C::kThreads>& sha
         const std::int32_t room = c == 0 ? p.must_blocks : p.may_blocks;
         std::int32_t to = before[c];
         for (std::uint32_t rest = in[c]; rest != 0; rest &= rest - 1) { out[c][to++] = keys.begin + __ffs(int(rest)) - 1; }
-        for (std::int32_t i = total[c] + C::rank() * C::kThreads + std::int32_t(threadIdx.x); i < room; i += C::kCluster * C::kThreads) { out[c][i] = -1; }
+        for (std::int32_t i = total[c] + C::rank() * C::kThreads + std::int32_t(threadIdx.x); i < room; i += C::kCluster * C::kThreads) {
+            out[c][i] = -1;
+        }
         if (C::rank() == 0 && threadIdx.x == 0) { p.count[2 * row_set + c] = total[c]; }
     }
 }
@@ -274,7 +280,9 @@ template <class C> __global__ void __launch_bounds__(C::kThreads, 1024 / C::kThr
     const std::int64_t row_set = blockIdx.x / C::kCluster;
     const std::int64_t row = row_set / p.kv_heads;
     const SelectRange range(p, std::int32_t(p.position[row]), C::kCapacity);
-    for (int i = int(threadIdx.x); i < 2 * kBins; i += C::kThreads) { (&shared.histogram[0][0])[i] = 0; }
+    for (int i = int(threadIdx.x); i < kBins / 4; i += C::kThreads) {
+        reinterpret_cast<int4*>(shared.histogram[0])[i] = int4{};
+    } // the other is cleared before its use
     if (threadIdx.x < 2) { shared.list_size[threadIdx.x] = 0; }
 
     SelectKeys<kItems> keys;

@@ -23,14 +23,14 @@ struct SelectParams {
     float* score = nullptr;               ///< [rows, kv_heads, mass_stride]; null: not wanted
     std::int32_t rows = 0;                ///< of all sequences
     std::int32_t kv_heads = 0;
-    std::int32_t group = 0;               ///< up to `kMaxSelectGroup`
-    std::int32_t max_blocks = 0;          ///< no row has more; up to `kMaxSelectBlocks`. Picks the kernel
+    std::int32_t group = 0;      ///< up to `kMaxSelectGroup`
+    std::int32_t max_blocks = 0; ///< no row has more; up to `kMaxSelectBlocks`. Picks the kernel
     std::int32_t block_tokens = 0;
-    std::int32_t sink = 0;                ///< tokens, as in `Budgets`
+    std::int32_t sink = 0; ///< tokens, as in `Budgets`
     std::int32_t recent = 0;
-    std::int32_t window = 0;              ///< tokens; 0: none
-    std::int32_t must_blocks = 0;         ///< fetch budget
-    std::int32_t may_blocks = 0;          ///< attend budget
+    std::int32_t window = 0;                                ///< tokens; 0: none
+    std::int32_t must_blocks = 0;                           ///< fetch budget
+    std::int32_t may_blocks = 0;                            ///< attend budget
     GroupReduction reduction = GroupReduction::kSoftmaxMax; ///< kSoftmaxMax, or kMax: log masses are scores
 };
 

@@ -33,7 +33,7 @@ template <int kThreads_, int kItems_, int kCluster_> struct SelectConfig {
         }
     }
     /// The same object in the shared memory of another CTA of the cluster.
-    template <class T> __device__ static const T* remote(const T* object, int rank)
+    template <class T> __device__ static T* remote(T* object, int rank)
     {
         if constexpr (kCluster == 1) { return object; }
         return cooperative_groups::this_cluster().map_shared_rank(object, rank);
@@ -62,12 +62,13 @@ template <int kWarps> struct LogSumShared {
     float log_z[kMaxSelectGroup];
 };
 
-template <int kItems> __device__ void load_masses(const float* mass, std::int32_t begin, const SelectRange& range, float (&x)[kItems])
+/// Also beyond the row's end: what is loaded does not wait for its position.
+template <int kItems> __device__ void load_masses(const float* mass, std::int64_t stride, std::int32_t begin, float (&x)[kItems])
 {
 #pragma unroll
     for (int i = 0; i < kItems; i += 4) {
         float4 four = {};
-        if (begin + i < range.end) { four = *reinterpret_cast<const float4*>(mass + begin + i); }
+        if (begin + i < stride) { four = *reinterpret_cast<const float4*>(mass + begin + i); }
         x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
     }
 }
@@ -96,18 +97,19 @@ template <class C> __device__ float2 warp_log_sum(const float (&x)[C::kItems], s
 
 /// logZ of every head, in shared memory.
 template <class C>
-__device__ void find_log_z(const SelectParams& p, LogSumShared<C::kWarps>& shared, const SelectRange& range, const float* mass, std::int32_t begin)
+__device__ void find_log_z(const SelectParams& p, LogSumShared<C::kWarps>& shared, const SelectRange& range, const float* mass,
+                           std::int32_t begin)
 {
     constexpr float kInf = std::numeric_limits<float>::infinity();
     const int lane = int(threadIdx.x % 32);
     const int warp = int(threadIdx.x / 32);
     float next[C::kItems];
-    load_masses(mass, begin, range, next);
+    load_masses(mass, p.mass_stride, begin, next);
     for (int h = 0; h < p.group; ++h) {
         float x[C::kItems];
 #pragma unroll
         for (int i = 0; i < C::kItems; ++i) { x[i] = next[i]; }
-        if (h + 1 < p.group) { load_masses(mass + (h + 1) * p.mass_stride, begin, range, next); }
+        if (h + 1 < p.group) { load_masses(mass + (h + 1) * p.mass_stride, p.mass_stride, begin, next); }
         const float2 part = warp_log_sum<C>(x, begin, range);
         if (lane == 0) { shared.part[h][warp] = part; }
     }
@@ -130,8 +132,8 @@ __device__ void find_log_z(const SelectParams& p, LogSumShared<C::kWarps>& share
 
 /// Scores of the thread's blocks. Heads whose log mass is NaN are skipped; NaN where all are.
 template <class C>
-__device__ void load_scores(const SelectParams& p, LogSumShared<C::kWarps>& shared, const SelectRange& range, std::int64_t row, std::int32_t head, std::int32_t begin,
-                            float (&scores)[C::kItems])
+__device__ void load_scores(const SelectParams& p, LogSumShared<C::kWarps>& shared, const SelectRange& range, std::int64_t row,
+                            std::int32_t head, std::int32_t begin, float (&scores)[C::kItems])
 {
     const float* const mass = p.log_mass + (row * p.kv_heads + head) * p.group * p.mass_stride;
     const bool normalise = p.reduction == GroupReduction::kSoftmaxMax;
@@ -141,7 +143,7 @@ __device__ void load_scores(const SelectParams& p, LogSumShared<C::kWarps>& shar
 #pragma unroll 2
     for (int h = 0; h < p.group; ++h) {
         float x[C::kItems];
-        load_masses(mass + h * p.mass_stride, begin, range, x);
+        load_masses(mass + h * p.mass_stride, p.mass_stride, begin, x);
         const float log_z = normalise ? shared.log_z[h] : 0.0F;
 #pragma unroll
         for (int i = 0; i < C::kItems; ++i) { scores[i] = fmaxf(scores[i], x[i] - log_z); }
