@@ -35,18 +35,6 @@ constexpr Entry kKernels[] = {entry<detail::SelectConfig<256, 8, 1>>,  entry<det
                               entry<detail::SelectConfig<1024, 8, 1>>, entry<detail::SelectConfig<1024, 8, 2>>,
                               entry<detail::SelectConfig<1024, 8, 4>>, entry<detail::SelectConfig<1024, 8, 8>>};
 
-/// Few long rows of many heads: two CTAs a row read the log masses twice as fast.
-constexpr Entry kFewRows = entry<detail::SelectConfig<512, 8, 2>>;
-
-bool are_few(const SelectParams& p)
-{
-    int device = 0;
-    int sms = 0;
-    check(::cudaGetDevice(&device), "cudaGetDevice");
-    check(::cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-    return p.group >= 4 && p.max_blocks > kFewRows.blocks / 2 && p.max_blocks <= kFewRows.blocks && 2 * p.rows * p.kv_heads <= sms;
-}
-
 void validate(const SelectParams& p)
 {
     using detail::expects;
@@ -78,10 +66,6 @@ void enqueue_select(Queue queue, const SelectParams& params)
 {
     validate(params);
     if (params.rows == 0) { return; }
-    if (are_few(params)) {
-        kFewRows.launch(queue, params);
-        return;
-    }
     for (const Entry& kernel : kKernels) {
         if (params.max_blocks > kernel.blocks) { continue; }
         kernel.launch(queue, params);

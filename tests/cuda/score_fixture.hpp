@@ -11,7 +11,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <memory>
+#include <cstring>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <string>
@@ -190,6 +191,59 @@ private:
     DeviceBuffer<TokenIndex> positions_;
     DeviceBuffer<std::uint32_t> counter_;
     DeviceBuffer<float> mass_;
+};
+
+inline constexpr float kInf = std::numeric_limits<float>::infinity();
+inline constexpr double kTolerance = 4e-3; ///< of log masses of the size that these keys give
+
+class CudaScore : public CudaTest {
+protected:
+    /// Every written log mass against the oracle.
+    void expect_oracle(ScoreWorld& world, const std::vector<float>& got)
+    {
+        const auto row_stride = std::size_t(world.q_heads()) * std::size_t(world.stride);
+        for (std::size_t row = 0; row < world.positions.size(); ++row) {
+            for (int h = 0; h < world.c.kv_heads; ++h) {
+                auto& sequence = world.sequence(row / std::size_t(world.c.rows), h);
+                const TokenIndex position = world.positions[row];
+                const auto summaries =
+                    position < 0 ? std::vector<oracle::SubBlock>{} : oracle::summaries(sequence.shape(), sequence.exact_keys(), position);
+                for (int i = 0; i < world.c.group; ++i) {
+                    const float* mass = got.data() + row * row_stride + std::size_t(h * world.c.group + i) * std::size_t(world.stride);
+                    const auto expected =
+                        oracle::log_masses(sequence.shape(), summaries, world.query(row, h * world.c.group + i), world.scale());
+                    compare(mass, std::size_t(world.stride), expected, world.layout(), position);
+                    if (HasFatalFailure()) {
+                        FAIL() << world.c.text() << " row " << row << " head " << h << " query " << i << " position " << position;
+                    }
+                }
+            }
+        }
+    }
+
+private:
+    static void compare(const float* mass, std::size_t stride, const oracle::Row& expected, const SummaryLayout& layout,
+                        TokenIndex position)
+    {
+        const auto written = std::size_t((position + layout.group_tokens()) / layout.group_tokens() * layout.blocks_per_group());
+        for (std::size_t b = 0; b < stride; ++b) {
+            if (b >= expected.size()) {
+                if (position >= 0 && b < written) {
+                    ASSERT_EQ(mass[b], -kInf) << "block " << b;
+                } else {
+                    std::uint32_t bits;
+                    std::memcpy(&bits, mass + b, 4);
+                    ASSERT_EQ(bits, 0xFFFFFFFFU) << "block " << b << " was written";
+                }
+            } else if (std::isnan(expected[b])) {
+                ASSERT_TRUE(std::isnan(mass[b])) << "block " << b;
+            } else if (std::isinf(expected[b])) {
+                ASSERT_EQ(mass[b], float(expected[b])) << "block " << b;
+            } else {
+                ASSERT_NEAR(mass[b], expected[b], kTolerance + 5e-4 * std::abs(expected[b])) << "block " << b;
+            }
+        }
+    }
 };
 
 } // namespace oasis::cuda::test

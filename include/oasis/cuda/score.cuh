@@ -132,13 +132,16 @@ template <class K> __device__ void consume(const ScoreArgs& args, std::byte* byt
         while (*static_cast<volatile std::uint32_t*>(&shared.put[stage]) != at) { __nanosleep(20); }
         wait_barrier(shared_address(&shared.full[stage]), at >> args.log2_stages & 1U);
         const ScoreItem item = shared.item[stage];
-        if (item.kind == ScoreItem::kStop) { return; }
         const auto slot = std::uint32_t(item.tile % kTileSlots);
         const ScoreTile& tile = shared.tile[slot];
         const auto release = [&] {
             __syncwarp();
             if (leader) { arrive(shared_address(&shared.empty[stage])); }
         };
+        if (item.kind == ScoreItem::kStop) {
+            release(); // for the next warp's: there may be fewer stages than warps
+            return;
+        }
         auto* const columns = reinterpret_cast<ScoreColumn*>(bytes + args.column<K>(slot));
         if (item.kind == ScoreItem::kColumn) {
             release();

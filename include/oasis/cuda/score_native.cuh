@@ -46,7 +46,8 @@ template <class K> __device__ float tail_estimate(const ScoreArgs& args, const S
     return (warp_sum(sum) + tail.log_tokens) * kLog2E + column.coded_spread * column.coded_factor * tail.spread;
 }
 
-/// Dot products of a native group with the 8 columns whose queries begin at `queries`; tile m holds slots 16 m + 2 (lane / 4) and the next one.
+/// Dot products of a native group with the 8 columns whose queries begin at `queries`; tile m holds slots 16 m + 2 (lane / 4) and
+/// the next one.
 template <class K> __device__ void multiply_native(const std::byte* group, std::uint32_t queries, float (&acc)[4][4])
 {
     const std::uint32_t lane = threadIdx.x % 32;
