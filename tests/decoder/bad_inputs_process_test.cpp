@@ -118,6 +118,8 @@ TEST_F(Process, ClosedStreamsAreNotTakenForFiles)
         EXPECT_EQ(ended.code, first == 2 ? 0 : 1);
         EXPECT_EQ(std::filesystem::exists(path("out.json")), first == 2);
     }
+    // The tier's file would be number 1.
+    expect_failure(run([] { ::close(STDOUT_FILENO); }, more), "standard output: Bad file descriptor");
 }
 
 TEST_F(Process, AStandardErrorThatIsFullChangesNoExitCode)
