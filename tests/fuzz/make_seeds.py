@@ -125,11 +125,12 @@ def tokenizers():
     yield "literal", tokenizer_json(pre_tokenizer={"type": "Sequence", "pretokenizers": [literal, digits, bytes_only]})
     yield "nfc", tokenizer_json(normalizer={"type": "NFC"}, post_processor={"type": "ByteLevel"})
     yield "pairs", tokenizer_json(model={"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]], "ignore_merges": True})
+    spaces = [{"type": "Prepend", "prepend": "\u2581"},
+              {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]
+    fallback = {"type": "BPE", "vocab": pieces, "merges": ["a b"], "byte_fallback": True, "unk_token": "<unk>", "fuse_unk": True}
+    yield "prepend", tokenizer_json(model=fallback, normalizer={"type": "Sequence", "normalizers": spaces}, pre_tokenizer=None)
     yield "metaspace", tokenizer_json(
-        model={"type": "BPE", "vocab": pieces, "merges": ["a b"], "byte_fallback": True, "unk_token": "<unk>", "fuse_unk": True},
-        normalizer={"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"},
-                                                        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]},
-        pre_tokenizer={"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False})
+        model=fallback, pre_tokenizer={"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False})
     yield "added", tokenizer_json(added_tokens=[{"id": 7, "content": "<s>", "special": True, "lstrip": True},
                                                 {"id": 8, "content": "ab", "special": False, "single_word": True, "rstrip": True}])
 
