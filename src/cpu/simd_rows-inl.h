@@ -92,6 +92,10 @@ HWY_INLINE void store_lanes(Vec x, bf16* to)
 
 inline void from_float(DType type, const float* from, std::size_t n, void* to)
 {
+    if (type == DType::kF32) {
+        std::memcpy(to, from, n * sizeof(float));
+        return;
+    }
     std::size_t i = 0;
     if (type == DType::kBF16) {
         for (; i + kLanes <= n; i += kLanes) { store_lanes(load_lanes(from + i), static_cast<bf16*>(to) + i); }

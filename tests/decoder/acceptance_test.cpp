@@ -179,6 +179,24 @@ TEST(Acceptance, LongTextReachesTheFiguresOfTheDefaultSummary)
     EXPECT_NEAR(sparse["ppl_ratio"].get<double>(), 1.0, 0.015);
 }
 
+// All attention is dense: what is left is the rounding of activations to 8 bits.
+TEST(Acceptance, ProductsOfIntegersStayCloseToFloats)
+{
+    if (const std::string why = why_no_text(); !why.empty()) { GTEST_SKIP() << why; }
+    auto arguments = long_tests() ? compare_arguments("7600", "256") : compare_arguments("600", "64");
+    arguments.insert(arguments.end(), {"--compute", "q8"});
+    const Json report = report_of(arguments);
+    ASSERT_FALSE(report.is_null());
+    EXPECT_EQ(report["options"]["compute"], "q8");
+    const Json& rounded = report["dense_q8"];
+    EXPECT_GT(rounded["kl"], 1e-6);
+    EXPECT_LE(rounded["kl"], 0.01);
+    EXPECT_GE(rounded["top1"], 0.93);
+    EXPECT_NEAR(rounded["ppl_ratio"].get<double>(), 1.0, 0.02);
+    // The sparse run is held against the floats too.
+    EXPECT_LE(report["configurations"][0]["kl"], 0.02);
+}
+
 // The items of the study that the defaults rest on: 16K and 32K tokens, all solved by full attention.
 TEST(Acceptance, StudyItemsAreExactWithTwoBudgets)
 {

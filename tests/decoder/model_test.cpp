@@ -107,6 +107,33 @@ TEST_F(Retrieval, RowsDoNotDependOnTheirNeighbours)
               0);
 }
 
+// Products of integers round the same way for any number of rows.
+TEST_F(Retrieval, RowsOfIntegersDoNotDependOnTheirNeighbours)
+{
+    const auto model = load_model(data_dir() / "retrieval-14m", Compute::kQ8);
+    ASSERT_EQ(model->warnings.size(), 1U);
+    EXPECT_NE(model->warnings[0].find("Q8_0"), std::string::npos) << model->warnings[0];
+    ASSERT_EQ(model->blocks[0].qkv.code(), Matrix::Code::kInt8);
+    const auto ids = retrieval_text(reference_, "kv_dense").ids;
+    oasis::ThreadPool two(2);
+    oasis::InlineExecutor one;
+    DenseRun wide(model, two, 64, 64), eight(model, two, 8, 64), single(model, one, 1, 64), floats(model_, one, 64, 64);
+    wide.forward(std::span(ids).first(40));
+    floats.forward(std::span(ids).first(40));
+    for (std::size_t at = 0; at < 40; at += 8) { eight.forward(std::span(ids).subspan(at, 8)); }
+    for (std::size_t at = 0; at < 40; ++at) { single.forward(std::span(ids).subspan(at, 1)); }
+    EXPECT_EQ(wide.logits(39), eight.logits(7));
+    EXPECT_EQ(wide.logits(39), single.logits(0));
+    double apart = 0, size = 0;
+    const auto exact = floats.logits(39), rounded = wide.logits(39);
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+        apart += std::pow(static_cast<double>(exact[i]) - static_cast<double>(rounded[i]), 2);
+        size += std::pow(static_cast<double>(exact[i]), 2);
+    }
+    EXPECT_LT(std::sqrt(apart / size), 0.05);
+    EXPECT_GT(apart, 0);
+}
+
 TEST_F(Retrieval, ForwardRefusesWrongRows)
 {
     oasis::InlineExecutor executor;

@@ -172,8 +172,10 @@ TEST(CommandLine, OptionsReachTheCommand)
                               "--sweep",      "may=none,logical",
                               "--kv-dtype",   "bf16",
                               "--block-code", "int8",
-                              "--threads",    "2"});
+                              "--threads",    "2",
+                              "--compute",    "q8"});
     EXPECT_EQ(c.verb, Verb::kCompare);
+    EXPECT_EQ(c.compute, Compute::kQ8);
     EXPECT_EQ(c.tokens, 900);
     EXPECT_EQ(c.last, 16);
     EXPECT_EQ(c.sweeps.size(), 2U);
@@ -186,6 +188,7 @@ TEST(CommandLine, OptionsReachTheCommand)
     EXPECT_EQ(r.verb, Verb::kRun);
     EXPECT_TRUE(r.chat);
     EXPECT_EQ(r.chat_template, "llama3.1");
+    EXPECT_EQ(r.compute, Compute::kF32);
     EXPECT_DOUBLE_EQ(r.top_p, 0.9);
 }
 
@@ -203,6 +206,7 @@ TEST(CommandLine, UsageErrorsNameTheValue)
     EXPECT_THAT(refused({"run", "m", "--prompt", ""}), HasSubstr("empty prompt"));
     EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--nonsense"}), HasSubstr("nonsense"));
     EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--dense-column", "maybe"}), HasSubstr("maybe"));
+    EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--compute", "q4"}), HasSubstr("q4"));
     EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--draft", "oracle"}), HasSubstr("oracle"));
     EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--draft", "magic"}), HasSubstr("magic"));
     EXPECT_THAT(refused({"run", "m", "--prompt", "x", "--draft-tokens", "8"}), HasSubstr("'8'"));

@@ -53,6 +53,12 @@ void add_settings(CLI::App& app, Settings& settings)
     }
 }
 
+void set_compute(Command& command, const std::string& text)
+{
+    if (text != "f32" && text != "q8") { throw UsageError(fmt::format("--compute '{}': expected f32 or q8", text)); }
+    command.compute = text == "q8" ? Compute::kQ8 : Compute::kF32;
+}
+
 void add_common(CLI::App& app, Command& command)
 {
     app.add_option("MODEL", command.model, "GGUF file or model folder")->required();
@@ -60,6 +66,12 @@ void add_common(CLI::App& app, Command& command)
     app.add_option("--threads", command.threads, "threads; 0: one per processor")
         ->check(CLI::Range(0, 1024))
         ->type_name("N");
+    app.add_option_function<std::string>(
+           "--compute", [&command](const std::string& text) { set_compute(command, text); },
+           "arithmetic of the model's matrices: f32, or q8 (weights and activations in 8 bits or less: faster, not quite "
+           "the same logits)")
+        ->type_name("f32|q8")
+        ->default_str("f32");
     app.add_option("--json", command.json, "write every option and result there")->type_name("FILE");
     app.add_flag("--dry-run", command.dry_run, "say what memory it would take, and end");
 }

@@ -23,6 +23,7 @@ struct Command {
     Settings settings{};
     std::vector<Sweep> sweeps{};
     std::int32_t threads = 0;                  ///< 0: one per processor
+    Compute compute = Compute::kF32;
     std::int32_t rows = oasis::kMaxVerifyRows; ///< verify rows of a step when the tokens are known and none are drafted
     std::optional<bool> measure_mass{};        ///< default: compare yes, else no
     std::filesystem::path json{};

@@ -103,6 +103,18 @@ std::vector<std::string> table_row(const Settings& s, const Outcome& o)
             number(o.usage.drafts.tokens_per_verification(), 2)};
 }
 
+/// How far the dense run of the same rows in another arithmetic strays from the reference.
+RowComparison compare_rows(const Reference& reference, const Reference& other, std::size_t width)
+{
+    RowComparison out;
+    for (std::size_t row = 0; row < reference.rows.size(); ++row) {
+        const std::int32_t next = row + 1 < reference.rows.size() ? reference.rows[row + 1] : -1;
+        out.add(std::span(reference.logits).subspan(row * width, width),
+                std::span(other.logits).subspan(row * width, width), next);
+    }
+    return out;
+}
+
 Report to_report(const Settings& settings, const Outcome& outcome, std::size_t fast_capacity)
 {
     Report out = Report::object();
@@ -115,13 +127,44 @@ Report to_report(const Settings& settings, const Outcome& outcome, std::size_t f
     return out;
 }
 
+/// The dense run in floats. With another arithmetic that of `engine` too: it is measured against the first, and the prompt is
+/// its own.
+Reference run_reference(Engine& engine, const Command& command, const CacheMaker& maker,
+                        const std::vector<oasis::TokenId>& ids, std::int32_t hidden, Report& report)
+{
+    const auto usage = [](const Reference& run) {
+        Report out = Report::object();
+        add_usage(out, run.usage);
+        return out;
+    };
+    if (command.compute == Compute::kF32) {
+        Reference reference = run_dense(engine, command, ids, hidden);
+        report["dense"] = usage(reference);
+        return reference;
+    }
+    Command in_floats = command;
+    in_floats.compute = Compute::kF32;
+    Reference reference = run_dense(*open_engine(in_floats, maker), command, ids, hidden);
+    report["dense"] = usage(reference);
+    Reference own = run_dense(engine, command, ids, hidden);
+    const RowComparison rows = compare_rows(reference, own, engine.vocabulary());
+    Report& rounded = report["dense_q8"] = usage(own);
+    rounded["ppl_ratio"] = rows.perplexity_ratio();
+    rounded["kl"] = rows.kl();
+    rounded["top1"] = rows.top1();
+    put(fmt::format("dense attention, --compute q8 against f32: perplexity ratio {}, KL {}, same top-1 {}\n",
+                    number(rows.perplexity_ratio(), 4), small_number(rows.kl()), percent(rows.top1())));
+    reference.prompt = std::move(own.prompt);
+    return reference;
+}
+
 } // namespace
 
 void compare(const Command& command, const CacheMaker& maker)
 {
     const std::vector<Settings> settings = expand(command.settings, command.sweeps);
     if (command.dry_run) {
-        const ModelHead head = read_head(command.model);
+        const ModelHead head = read_head(command.model, command.compute);
         const auto ids = read_ids(command, head.tokenizer, head.config.context);
         print_memory_plan(command, maker, head, static_cast<std::int64_t>(ids.size()), true);
         return;
@@ -134,10 +177,8 @@ void compare(const Command& command, const CacheMaker& maker)
                  "resident", "draft", "tokens/step"});
     double dense_perplexity = 0;
     try {
-        const Reference reference = run_dense(*engine, command, ids, residual_width(settings, engine->config()));
-        Report dense = Report::object();
-        add_usage(dense, reference.usage);
-        report["dense"] = std::move(dense);
+        const std::int32_t width = residual_width(settings, engine->config());
+        const Reference reference = run_reference(*engine, command, maker, ids, width, report);
         Progress progress("sparse: token", static_cast<std::int64_t>(settings.size()) * command.last);
         for (const Settings& s : settings) {
             progress.note(short_name(s));

@@ -298,7 +298,7 @@ Report to_report(const Score& score)
 
 void dry_run(const Command& command, const CacheMaker& maker)
 {
-    const ModelHead head = read_head(command.model);
+    const ModelHead head = read_head(command.model, command.compute);
     std::int64_t longest = 0;
     for (const Task& task : load_tasks(command, head.tokenizer)) {
         longest = std::max(longest, tokenise(task, head.tokenizer, head.config).context());

@@ -31,14 +31,14 @@ void print_contexts(const Command& command, const CacheMaker& maker, const Model
 void inspect(const Command& command, const CacheMaker& maker)
 {
     if (command.dry_run) {
-        const ModelHead head = read_head(command.model);
+        const ModelHead head = read_head(command.model, command.compute);
         print_memory_plan(command, maker, head, head.config.context, false);
         return;
     }
     // The whole model is loaded, so that what is broken is said here.
     const std::unique_ptr<Engine> engine = open_engine(command, maker);
     put(fmt::format("model          {}\nhash           {}\n", command.model.string(), engine->model->id));
-    const ModelHead head = read_head(command.model);
+    const ModelHead head = read_head(command.model, command.compute);
     put(model_text(head));
     print_contexts(command, maker, engine->config());
     Report report = new_report("inspect", command, *engine);

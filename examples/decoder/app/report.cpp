@@ -48,6 +48,7 @@ Report options_json(const Command& command)
 {
     Report out = to_json(command.settings);
     out["threads"] = command.threads;
+    out["compute"] = command.compute == Compute::kQ8 ? "q8" : "f32";
     out["rows"] = command.rows;
     out["measure_mass"] = command.measure_mass.value_or(command.verb == Verb::kCompare);
     out["file"] = command.file.string();

@@ -255,7 +255,7 @@ void write_drawing(const Command& command, const Engine& engine, const Drawing* 
 void run(const Command& command, const CacheMaker& maker)
 {
     if (command.dry_run) {
-        const ModelHead head = read_head(command.model);
+        const ModelHead head = read_head(command.model, command.compute);
         const auto ids =
             prompt_ids(command, head.tokenizer, chat_of(command, head.tokenizer, head.config), head.config.context);
         print_memory_plan(command, maker, head,

@@ -5,6 +5,7 @@
 #include "app/terminal.hpp"
 
 #include <oasis/core/half.hpp>
+#include <oasis/cpu/attend_kernels.hpp>
 
 #include <fmt/format.h>
 
@@ -26,7 +27,7 @@ Engine::Engine(std::shared_ptr<const LoadedModel> loaded, std::size_t thread_cou
 std::shared_ptr<const MtpWeights> Engine::head(const std::filesystem::path& path)
 {
     std::shared_ptr<const MtpWeights>& weights = heads_[path];
-    if (!weights) { weights = load_mtp(path, config()); }
+    if (!weights) { weights = load_mtp(path, config(), model->compute); }
     return weights;
 }
 
@@ -141,8 +142,9 @@ void Session::attend_as(oasis::Step& step, int layer, const float* q, const floa
         rows * static_cast<std::size_t>(shape.kv_heads) * static_cast<std::size_t>(shape.head_dim);
     converted_.resize(std::max(converted_.size(), (2 * q_count + 2 * kv_count) * sizeof(Element)));
     auto* const base = reinterpret_cast<Element*>(converted_.data());
-    const auto narrow = [](const float* from, std::size_t count, Element* to) {
-        std::transform(from, from + count, to, [](float x) { return oasis::from_float<Element>(x); });
+    const oasis::cpu::AttendKernels& kernels = oasis::cpu::attend_kernels();
+    const auto narrow = [&](const float* from, std::size_t count, Element* to) {
+        kernels.from_float(config().dtype, from, count, to);
         return to;
     };
     const Element* const k16 = narrow(k, kv_count, base);
@@ -158,7 +160,7 @@ void Session::attend_as(oasis::Step& step, int layer, const float* q, const floa
     args.q = narrow(q, q_count, base + 2 * kv_count);
     args.out = out16;
     cache_->enqueue_attend(queue_, step, layer, args);
-    std::transform(out16, out16 + q_count, out, [](Element x) { return oasis::to_float(x); });
+    kernels.to_float(config().dtype, out16, q_count, 1.0F, out);
 }
 
 void Session::attend(oasis::Step& step, int layer, const float* q, const float* k, const float* v, float* out)

@@ -23,7 +23,7 @@ struct Weights {
 };
 
 /// What the tensors take once loaded, and "210 Q4_1, 61 F32, 1 Q8_0".
-Weights weights_of(const TensorSource& source)
+Weights weights_of(const TensorSource& source, Compute compute)
 {
     Weights out;
     std::map<StorageType, std::size_t> counts;
@@ -31,7 +31,8 @@ Weights weights_of(const TensorSource& source)
         const TensorView& tensor = *source.find(name);
         const std::int64_t in = tensor.shape.empty() ? 1 : tensor.shape.back();
         // Only matrices stay coded.
-        const Matrix::Code code = tensor.shape.size() == 2 ? Matrix::code_for(tensor.type, in) : Matrix::Code::kF32;
+        const Matrix::Code code =
+            tensor.shape.size() == 2 ? Matrix::code_for(tensor.type, in, compute) : Matrix::Code::kF32;
         const auto rows = static_cast<std::size_t>(in > 0 ? tensor.elements() / in : 0);
         out.bytes += rows * Matrix::row_bytes(code, in);
         ++counts[tensor.type];
@@ -57,17 +58,17 @@ std::size_t drafting_bytes(const Settings& settings, const std::filesystem::path
 
 } // namespace
 
-ModelHead read_head(const std::filesystem::path& path)
+ModelHead read_head(const std::filesystem::path& path, Compute compute)
 {
     constexpr std::uint64_t most_bytes = 100'000'000;
     if (is_folder(path)) {
         const auto config_path = path / "config.json";
-        Weights weights = weights_of(SafetensorsFolder(path));
+        Weights weights = weights_of(SafetensorsFolder(path), compute);
         return {config_from_json(read_json(config_path, most_bytes), config_path.string()), Tokenizer::from_folder(path),
                 weights.bytes, std::move(weights.types)};
     }
     const GgufFile file(path);
-    Weights weights = weights_of(file);
+    Weights weights = weights_of(file, compute);
     ModelHead out{config_from_gguf(file), Tokenizer::from_gguf(file), weights.bytes, std::move(weights.types)};
     if (out.config.vocab == 0) { out.config.vocab = static_cast<std::int32_t>(out.tokenizer.vocabulary()); }
     return out;
@@ -92,7 +93,7 @@ std::string model_text(const ModelHead& head)
 
 std::unique_ptr<Engine> open_engine(const Command& command, const CacheMaker& maker)
 {
-    auto model = load_model(command.model);
+    auto model = load_model(command.model, command.compute);
     for (const auto& warning : model->warnings) { complain("warning: " + warning); }
     auto engine = std::make_unique<Engine>(std::move(model), static_cast<std::size_t>(command.threads), maker);
     // A head that is not there should be said before the prompt, not after it.

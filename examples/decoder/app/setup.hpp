@@ -19,7 +19,7 @@ struct ModelHead {
     std::size_t weight_bytes = 0; ///< what the weights take once loaded
     std::string weight_types{};   ///< "210 Q4_1, 61 F32, 1 Q8_0"
 };
-ModelHead read_head(const std::filesystem::path& path);
+ModelHead read_head(const std::filesystem::path& path, Compute compute = Compute::kF32);
 
 /// Architecture, sizes, RoPE scaling, window and types of weights, a line each.
 std::string model_text(const ModelHead& head);

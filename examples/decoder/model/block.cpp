@@ -103,7 +103,7 @@ Matrix WeightReader::matrix(std::initializer_list<Part> parts, std::int64_t in)
     std::int64_t out = 0;
     std::optional<Matrix::Code> code;
     for (const Part& part : parts) {
-        const Matrix::Code own = Matrix::code_for(require(part.name, {part.out, in}).type, in);
+        const Matrix::Code own = Matrix::code_for(require(part.name, {part.out, in}).type, in, compute_);
         code = code ? Matrix::common(*code, own) : own;
         out += part.out;
     }
@@ -112,6 +112,7 @@ Matrix WeightReader::matrix(std::initializer_list<Part> parts, std::int64_t in)
     for (const Part& part : parts) {
         const TensorView& tensor = require(part.name, {part.out, in});
         refuse_not_finite(tensor);
+        if (!Matrix::keeps(matrix.code(), tensor.type)) { rounded_.insert(tensor.type); }
         const std::size_t row_bytes = tensor.bytes.size() / static_cast<std::size_t>(part.out);
         for (std::int64_t r = 0; r < part.out; ++r) {
             matrix.set_row(base + part.target(r), tensor.type,

@@ -52,13 +52,18 @@ BlockNames gguf_block_names(int layer, bool adjacent_pairs);
 /// names the tensor.
 class WeightReader {
 public:
-    explicit WeightReader(const TensorSource& source) : source_(source) {}
+    explicit WeightReader(const TensorSource& source, Compute compute = Compute::kF32)
+        : source_(source), compute_(compute)
+    {
+    }
 
     /// Throws `ModelError` when the tensor is missing or of another shape.
     const TensorView& require(const std::string& name, std::initializer_list<std::int64_t> shape);
     /// A vector or other small tensor, as floats.
     Buffer read(const std::string& name, std::initializer_list<std::int64_t> shape);
     const std::set<std::string>& used() const noexcept { return used_; }
+    /// Types whose values were rounded to 8 bits for `Compute::kQ8`.
+    const std::set<StorageType>& rounded() const noexcept { return rounded_; }
 
     /// A part of a matrix: `out` rows. With `head_dim` set, each head's rows are ordered for RoPE on neighbours and
     /// are put in the order of halves.
@@ -83,7 +88,9 @@ private:
     void refuse_not_finite(const TensorView& tensor) const;
 
     const TensorSource& source_;
+    Compute compute_;
     std::set<std::string> used_;
+    std::set<StorageType> rounded_;
 };
 
 /// Reads a block, fusing q, k, v and gate, up. `config` gives hidden, heads, head_dim and intermediate.

@@ -4,7 +4,6 @@
 #include <oasis/core/error.hpp>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -160,6 +159,7 @@ void few_columns(const Product& p, std::int64_t begin, std::int64_t end)
     case Matrix::Code::kQ8: few_columns_of<LoadQ8>(p, begin, end); break;
     case Matrix::Code::kQ4: few_columns_of<LoadQ4>(p, begin, end); break;
     case Matrix::Code::kQ8Affine: few_columns_of<LoadQ8Affine>(p, begin, end); break;
+    default: break; // panels are multiplied as integers
     }
 }
 
@@ -176,7 +176,8 @@ OASIS_DECODE_INLINE void transpose(Lanes* rows)
         for (std::int64_t i = 0; i < kLanes / 2; ++i) {
             const Lanes a = rows[i], b = rows[i + kLanes / 2];
             next[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-            next[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            next[2 * i + 1] =
+                __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
         }
         for (std::int64_t i = 0; i < kLanes; ++i) { rows[i] = next[i]; }
     }
@@ -221,6 +222,7 @@ void expand(const Matrix& w, std::int64_t first, std::int64_t columns, float* ti
     case Matrix::Code::kQ8: expand_of<LoadQ8>(w, first, columns, tile); break;
     case Matrix::Code::kQ4: expand_of<LoadQ4>(w, first, columns, tile); break;
     case Matrix::Code::kQ8Affine: expand_of<LoadQ8Affine>(w, first, columns, tile); break;
+    default: break;
     }
 }
 
@@ -308,15 +310,16 @@ void tile_product(const Product& p, const float* tile, std::int64_t first, std::
     tile_product_plain(p, tile, first, columns);
 }
 
-// exp(x) for x <= 0, within 2e-7 of it relatively; written so that the compiler turns a loop of it into vectors.
-OASIS_DECODE_INLINE float exp_negative(float x)
+// exp(x) for x <= 0, within 2e-7 of it relatively.
+OASIS_DECODE_INLINE void exp_negative(const Lanes& argument, Lanes& out)
 {
-    x = x > -87.0F ? x : -87.0F; // NaN too
-    const float scaled = x * 1.44269504F;
-    const float whole = static_cast<float>(static_cast<std::int32_t>(scaled - 0.5F)); // rounds, as scaled <= 0
+    const Lanes x = argument > -87.0F ? argument : Lanes{} - 87.0F; // NaN too
+    const Lanes scaled = x * 1.44269504F;
+    const Integers whole_number = __builtin_convertvector(scaled - 0.5F, Integers); // rounds, as scaled <= 0
+    const Lanes whole = __builtin_convertvector(whole_number, Lanes);
     // ln 2 in two parts keeps the remainder exact.
-    const float rest = (x - whole * 0.693359375F) + whole * 2.12194440e-4F;
-    float poly = 1.0F / 5040.0F;
+    const Lanes rest = (x - whole * 0.693359375F) + whole * 2.12194440e-4F;
+    Lanes poly = Lanes{} + 1.0F / 5040.0F;
     poly = poly * rest + 1.0F / 720.0F;
     poly = poly * rest + 1.0F / 120.0F;
     poly = poly * rest + 1.0F / 24.0F;
@@ -324,32 +327,46 @@ OASIS_DECODE_INLINE float exp_negative(float x)
     poly = poly * rest + 0.5F;
     poly = poly * rest + 1.0F;
     poly = poly * rest + 1.0F;
-    return poly * std::bit_cast<float>((static_cast<std::int32_t>(whole) + 127) << 23);
+    out = poly * reinterpret_cast<Lanes>((whole_number + 127) << 23);
+}
+
+// Up to a vector's worth of values; the lanes beyond `count` are `filler`.
+OASIS_DECODE_INLINE void load_some(const float* from, std::int64_t count, float filler, Lanes& out)
+{
+    out = Lanes{} + filler;
+    std::memcpy(&out, from, static_cast<std::size_t>(std::min(count, kLanes)) * sizeof(float));
 }
 
 OASIS_DECODE_CLONES
 void swiglu_row(std::int64_t width, const float* __restrict gate, const float* __restrict up, float* __restrict act)
 {
-    for (std::int64_t i = 0; i < width; ++i) {
-        const float g = gate[i];
-        const float e = exp_negative(-std::fabs(g));
-        const float sigmoid = (g >= 0 ? 1.0F : e) / (1.0F + e);
-        act[i] = g * sigmoid * up[i];
+    for (std::int64_t i = 0; i < width; i += kLanes) {
+        const std::int64_t count = std::min(kLanes, width - i);
+        Lanes g, u, e;
+        load_some(gate + i, count, 0.0F, g);
+        load_some(up + i, count, 0.0F, u);
+        exp_negative(g >= 0.0F ? -g : g, e);
+        const Lanes sigmoid = (g >= 0.0F ? Lanes{} + 1.0F : e) / (e + 1.0F);
+        const Lanes out = g * sigmoid * u;
+        std::memcpy(act + i, &out, static_cast<std::size_t>(count) * sizeof(float));
     }
 }
 
 OASIS_DECODE_CLONES
 float sum_exp_row(std::int64_t width, const float* x, float top)
 {
-    float lanes[kLanes] = {};
+    Lanes total = {};
+    Lanes v, e;
     std::int64_t i = 0;
     for (; i + kLanes <= width; i += kLanes) {
-        for (std::int64_t lane = 0; lane < kLanes; ++lane) { lanes[lane] += exp_negative(x[i + lane] - top); }
+        load_some(x + i, kLanes, top, v);
+        exp_negative(v - top, e);
+        total += e;
     }
-    float total = 0;
-    for (; i < width; ++i) { total += exp_negative(x[i] - top); }
-    for (const float lane : lanes) { total += lane; }
-    return total;
+    load_some(x + i, width - i, top, v);
+    exp_negative(v - top, e);
+    for (std::int64_t lane = width - i; lane < kLanes; ++lane) { e[lane] = 0; }
+    return sum(total + e);
 }
 
 OASIS_DECODE_CLONES
@@ -370,13 +387,19 @@ void rms_row(std::int64_t width, const float* x, const float* weight, float eps,
 // Work below this many multiplications is not worth waking a thread for.
 constexpr std::int64_t kWorthSharing = 1 << 15;
 
-// Cuts [0, count) into one range a thread, in multiples of `grain`: body(thread's number, begin, end).
+// Rows that are quantised at a time: they stay in the second-level cache while the weights go by.
+constexpr std::int64_t kQuantisedRows = 256;
+constexpr std::int64_t kPanelGrain = 2;
+constexpr std::int64_t kRangesPerThread = 4;
+
+// Cuts [0, count) into ranges, one a thread or more, in multiples of `grain`: body(range's number, begin, end).
 template <class Body>
-void share(oasis::Executor& executor, std::int64_t count, std::int64_t grain, std::int64_t cost, const Body& body)
+void share(oasis::Executor& executor, std::int64_t count, std::int64_t grain, std::int64_t cost, const Body& body,
+           std::int64_t per_thread = 1)
 {
     const auto threads = static_cast<std::int64_t>(executor.concurrency());
     const std::int64_t grains = (count + grain - 1) / grain;
-    const std::int64_t tasks = cost < kWorthSharing ? 1 : std::min(threads, grains);
+    const std::int64_t tasks = cost < kWorthSharing ? 1 : std::min(threads * per_thread, grains);
     if (tasks <= 1) {
         body(std::int64_t{0}, std::int64_t{0}, count);
         return;
@@ -394,14 +417,17 @@ void share(oasis::Executor& executor, std::int64_t count, std::int64_t grain, st
 Multiplier::Multiplier(oasis::Executor& executor, std::int64_t widest)
     : executor_(&executor),
       tile_values_(kTileColumns * widest),
-      tiles_(executor.concurrency() * static_cast<std::size_t>(tile_values_))
+      tiles_(executor.concurrency() * static_cast<std::size_t>(tile_values_)),
+      quantised_(kQuantisedRows, widest)
 {
 }
 
 void Multiplier::operator()(const Product& product)
 {
     if (product.rows <= 0) { return; }
-    if (product.rows <= kFewRows) {
+    if (Matrix::in_panels(product.w->code())) {
+        integers(product);
+    } else if (product.rows <= kFewRows) {
         few(product);
     } else {
         many(product);
@@ -428,6 +454,26 @@ void Multiplier::many(const Product& p)
                   tile_product(p, tile, first, columns);
               }
           });
+}
+
+void Multiplier::integers(const Product& p)
+{
+    const Matrix& w = *p.w;
+    const IntegerKernels& kernels = integer_kernels();
+    const std::int64_t panels = (p.out() + Matrix::kPanelRows - 1) / Matrix::kPanelRows;
+    for (std::int64_t row = 0; row < p.rows; row += kQuantisedRows) {
+        const std::int64_t rows = std::min(kQuantisedRows, p.rows - row);
+        quantised_.resize(rows, w.in());
+        share(*executor_, rows, 1, rows * w.in(), [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+            for (std::int64_t r = begin; r < end; ++r) { kernels.quantise(p.x + (row + r) * w.in(), quantised_, r); }
+        });
+        const IntegerProduct product{&quantised_, &w, p.y + row * p.out(), p.out(), p.accumulate};
+        // Several ranges a thread: one that is held up leaves its share to the others.
+        share(
+            *executor_, panels, kPanelGrain, rows * w.in() * p.out() / 4,
+            [&](std::int64_t, std::int64_t begin, std::int64_t end) { kernels.multiply(product, begin, end); },
+            kRangesPerThread);
+    }
 }
 
 void rms_norm(oasis::Executor& executor, std::int64_t rows, std::int64_t width, const float* x, const float* weight,

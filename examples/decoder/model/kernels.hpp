@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arithmetic of a decoder block, in float. Rows are independent: a row's result does not depend, to the bit, on
-// how many others are computed with it, nor on the number of threads; only steps of up to `kFewRows` rows and larger
-// ones may round differently.
+// The arithmetic of a decoder block. Rows are independent: a row's result does not depend, to the bit, on how many
+// others are computed with it, nor on the number of threads; only steps of up to `kFewRows` rows and larger ones may
+// round differently (products of floats).
 #pragma once
 
 #include "model/buffer.hpp"
+#include "model/integer_kernels.hpp"
 #include "model/matrix.hpp"
 
 #include <oasis/cpu/executor.hpp>
@@ -31,23 +32,27 @@ struct Product {
     std::int64_t out() const noexcept { return outputs > 0 ? outputs : w->out(); }
 };
 
-/// Multiplies on the threads of an executor. Owns a tile of weights for each, for matrices up to `widest`.
+/// Multiplies on the threads of an executor: floats with floats, or with a matrix in panels, codes with codes. Owns the
+/// scratch for matrices up to `widest`.
 class Multiplier {
 public:
     Multiplier(oasis::Executor& executor, std::int64_t widest);
 
     void operator()(const Product& product);
 
-    /// The two ways, for tests and measurements.
+    /// The two ways of floats, for tests and measurements.
     void few(const Product& product);
     void many(const Product& product);
 
     oasis::Executor& executor() const noexcept { return *executor_; }
 
 private:
+    void integers(const Product& product);
+
     oasis::Executor* executor_;
     std::int64_t tile_values_;
     Buffer tiles_;
+    QuantisedRows quantised_;
 };
 
 /// out[rows, width] = x / rms(x) * weight, row by row; out may be x.

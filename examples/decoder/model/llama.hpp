@@ -21,6 +21,7 @@ namespace oasis_decode {
 
 struct LoadedModel {
     ModelConfig config;
+    Compute compute = Compute::kF32;
     Tokenizer tokenizer;
     std::vector<std::string> warnings; ///< what a user should be told; nothing is printed here
     /// Identifies the model: SHA-256 in hex of the GGUF file, or of config.json, tokenizer.json and the shards, one after another.
@@ -39,7 +40,7 @@ struct LoadedModel {
 ///
 /// The output head: a head that the file has is used, and a warning says so when the file calls the model tied and
 /// the head differs from the embedding; without one the embedding serves, unless the file says it is not tied.
-std::shared_ptr<const LoadedModel> load_model(const std::filesystem::path& path);
+std::shared_ptr<const LoadedModel> load_model(const std::filesystem::path& path, Compute compute = Compute::kF32);
 
 /// The forward pass for up to `max_rows` rows. All scratch is taken here; `forward` and `logits` allocate nothing.
 class Llama {

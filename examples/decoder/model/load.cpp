@@ -54,10 +54,21 @@ void check_unused(LoadedModel& model, const WeightReader& reader, const TensorSo
     }
 }
 
+// Weights in 8 bits or less keep their values; what was finer does not.
+void warn_of_rounding(LoadedModel& model, const WeightReader& reader, const TensorSource& source)
+{
+    std::string types;
+    for (const StorageType type : reader.rounded()) { types += (types.empty() ? "" : ", ") + std::string(name(type)); }
+    if (!types.empty()) {
+        model.warnings.push_back(source.label() + ": weights of type " + types +
+                                 " are rounded to Q8_0 (--compute q8)");
+    }
+}
+
 void read_weights(LoadedModel& model, const TensorSource& source, const GlobalNames& names, bool gguf)
 {
     ModelConfig& config = model.config;
-    WeightReader reader(source);
+    WeightReader reader(source, model.compute);
     if (config.vocab == 0) {
         const TensorView* embedding = source.find(names.embedding);
         if (embedding && embedding->shape.size() == 2 && embedding->shape[0] <= INT32_MAX) {
@@ -73,16 +84,18 @@ void read_weights(LoadedModel& model, const TensorSource& source, const GlobalNa
         model.blocks.push_back(read_block(reader, config, block));
     }
     check_unused(model, reader, source);
+    warn_of_rounding(model, reader, source);
     if (model.tokenizer.vocabulary() > static_cast<std::size_t>(config.vocab)) {
         fail(source.label(), ": the tokenizer has ", model.tokenizer.vocabulary(), " tokens, the embedding ",
              config.vocab);
     }
 }
 
-std::shared_ptr<const LoadedModel> load_gguf(const std::filesystem::path& path)
+std::shared_ptr<const LoadedModel> load_gguf(const std::filesystem::path& path, Compute compute)
 {
     const GgufFile file(path);
     auto model = std::make_shared<LoadedModel>();
+    model->compute = compute;
     model->config = config_from_gguf(file);
     model->tokenizer = Tokenizer::from_gguf(file);
     read_weights(*model, file, kGgufNames, true);
@@ -90,9 +103,10 @@ std::shared_ptr<const LoadedModel> load_gguf(const std::filesystem::path& path)
     return model;
 }
 
-std::shared_ptr<const LoadedModel> load_folder(const std::filesystem::path& folder)
+std::shared_ptr<const LoadedModel> load_folder(const std::filesystem::path& folder, Compute compute)
 {
     auto model = std::make_shared<LoadedModel>();
+    model->compute = compute;
     const auto config_path = folder / "config.json";
     const Json config = read_json(config_path, kMostConfigBytes);
     model->config = config_from_json(config, config_path.string());
@@ -109,9 +123,9 @@ std::shared_ptr<const LoadedModel> load_folder(const std::filesystem::path& fold
 
 } // namespace
 
-std::shared_ptr<const LoadedModel> load_model(const std::filesystem::path& path)
+std::shared_ptr<const LoadedModel> load_model(const std::filesystem::path& path, Compute compute)
 {
-    return is_folder(path) ? load_folder(path) : load_gguf(path);
+    return is_folder(path) ? load_folder(path, compute) : load_gguf(path, compute);
 }
 
 } // namespace oasis_decode

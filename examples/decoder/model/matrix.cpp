@@ -22,12 +22,13 @@ std::uint16_t load_u16(const std::byte* p) noexcept
 
 constexpr bool is_coded(Matrix::Code code) noexcept
 {
-    return code != Matrix::Code::kF32 && code != Matrix::Code::kBF16;
+    return code != Matrix::Code::kF32 && code != Matrix::Code::kBF16 && !Matrix::in_panels(code);
 }
 
 std::int64_t row_words(Matrix::Code code, std::int64_t in) noexcept
 {
     if (code == Matrix::Code::kF32) { return in; }
+    if (Matrix::in_panels(code)) { return 0; }
     const std::int64_t in_group = Matrix::halves(code);
     return (2 * (in / Matrix::kBlock) + in_group - 1) / in_group * Matrix::kLanes;
 }
@@ -54,17 +55,33 @@ Matrix::Matrix(Code code, std::int64_t out, std::int64_t in)
       codes_(static_cast<std::size_t>(out * row_words_)),
       scales_(static_cast<std::size_t>(out * row_scales_))
 {
+    if (!in_panels(code)) { return; }
+    const std::int64_t panel_blocks = (out + kPanelRows - 1) / kPanelRows * (in / kBlock);
+    codes_ = Array<std::uint32_t>(static_cast<std::size_t>(panel_blocks * panel_block_bytes(code) / 4));
+    panel_scales_ = Array<std::uint16_t>(static_cast<std::size_t>(panel_blocks * panel_block_scales(code)));
+    std::fill_n(codes_.data(), codes_.size(), 0U);
+    std::fill_n(panel_scales_.data(), panel_scales_.size(), std::uint16_t{0});
 }
 
 std::size_t Matrix::row_bytes(Code code, std::int64_t in) noexcept
 {
+    if (in_panels(code)) {
+        const std::int64_t block = panel_block_bytes(code) + 2 * panel_block_scales(code);
+        return static_cast<std::size_t>(in / kBlock * block / kPanelRows);
+    }
     return static_cast<std::size_t>(oasis_decode::row_words(code, in) + oasis_decode::row_scales(code, in)) *
            sizeof(float);
 }
 
-Matrix::Code Matrix::code_for(StorageType type, std::int64_t in) noexcept
+Matrix::Code Matrix::code_for(StorageType type, std::int64_t in, Compute compute) noexcept
 {
     if (in % kBlock != 0) { return Code::kF32; }
+    if (compute == Compute::kQ8) {
+        for (const Code code : {Code::kInt4, Code::kInt4Offset}) {
+            if (keeps(code, type)) { return code; }
+        }
+        return Code::kInt8;
+    }
     switch (type) {
     case StorageType::kBF16: return Code::kBF16;
     case StorageType::kQ8_0:
@@ -83,17 +100,21 @@ Matrix::Code Matrix::code_for(StorageType type, std::int64_t in) noexcept
 
 Matrix::Code Matrix::common(Code a, Code b) noexcept
 {
-    return a == b ? a : is_coded(a) && is_coded(b) ? Code::kQ8Affine : Code::kF32;
+    if (a == b) { return a; }
+    if (in_panels(a) && in_panels(b)) { return Code::kInt8; }
+    return is_coded(a) && is_coded(b) ? Code::kQ8Affine : Code::kF32;
 }
 
 void Matrix::set_row(std::int64_t row, StorageType type, std::span<const std::byte> bytes)
 {
     const BlockLayout layout = layout_of(type);
     const auto count = static_cast<std::size_t>(in_);
+    const Code own = code_for(type, in_, in_panels(code_) ? Compute::kQ8 : Compute::kF32);
     if (row < 0 || row >= out_ || bytes.size() != count / layout.elements * layout.bytes ||
-        common(code_, code_for(type, in_)) != code_) {
+        common(code_, own) != code_) {
         fail("matrix of ", out_, " x ", in_, ": row ", row, " cannot take ", bytes.size(), " bytes of ", name(type));
     }
+    if (in_panels(code_)) { return set_panel_row(row, type, bytes); }
     std::uint32_t* target = codes_.data() + row * row_words_;
     if (code_ == Code::kF32) {
         dequantise(type, bytes, {reinterpret_cast<float*>(target), count});
@@ -141,6 +162,7 @@ void Matrix::pack(std::uint32_t* row, std::int64_t half, std::int64_t lane, std:
 
 void Matrix::row(std::int64_t row, float* out) const noexcept
 {
+    if (in_panels(code_)) { return panel_row(row, out); }
     if (code_ == Code::kF32) {
         std::copy_n(floats(row), in_, out);
         return;

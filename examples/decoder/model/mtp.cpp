@@ -10,10 +10,10 @@ namespace oasis_decode {
 
 using oasis::detail::expects;
 
-std::shared_ptr<const MtpWeights> load_mtp(const std::filesystem::path& path, const ModelConfig& config)
+std::shared_ptr<const MtpWeights> load_mtp(const std::filesystem::path& path, const ModelConfig& config, Compute compute)
 {
     const SafetensorsFile file(path);
-    WeightReader reader(file);
+    WeightReader reader(file, compute);
     const std::int64_t hidden = config.hidden;
     auto weights = std::make_shared<MtpWeights>();
     weights->residual_norm = reader.read("mtp.hnorm.weight", {hidden});

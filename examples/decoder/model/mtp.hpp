@@ -26,7 +26,8 @@ struct MtpWeights {
 };
 
 /// Reads a head for a model of this shape. Throws `ModelError` that names the file and the tensor.
-std::shared_ptr<const MtpWeights> load_mtp(const std::filesystem::path& path, const ModelConfig& config);
+std::shared_ptr<const MtpWeights> load_mtp(const std::filesystem::path& path, const ModelConfig& config,
+                                           Compute compute = Compute::kF32);
 
 /// Where the head of a model lies when nobody says: `mtp.safetensors` in the model's folder.
 std::filesystem::path mtp_beside(const std::filesystem::path& model);

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -64,14 +64,17 @@ public:
     }
 };
 
-/// A fixed set of threads; the caller works too. Tasks are taken one by one from an atomic counter. Threads do not survive a
-/// `fork` of the process: in the child `parallel_for` throws `Error`, and the destructor leaves the threads' state alone.
+/// A fixed set of threads; the caller works too. Tasks are taken one by one from an atomic counter. A layer is many short
+/// rounds, and waking a thread takes longer than most of them: threads look out for the next round for 50 us before they
+/// sleep, unless there are more of them than processors. Threads do not survive a `fork` of the process: in the child
+/// `parallel_for` throws `Error`, and the destructor leaves the threads' state alone.
 class ThreadPool final : public Executor {
 public:
     /// `threads` counts the caller; 0 means one per processor.
     explicit ThreadPool(std::size_t threads = 0) : owner_(::getpid()), state_(std::make_unique<State>())
     {
         if (threads == 0) { threads = std::max<std::size_t>(1, std::thread::hardware_concurrency()); }
+        state_->spins = threads <= std::thread::hardware_concurrency();
         try {
             for (std::size_t i = 1; i < threads; ++i) {
                 state_->workers.emplace_back([state = state_.get()] { state->work(); });
@@ -90,7 +93,7 @@ public:
     ~ThreadPool() override
     {
         if (forked()) {
-            // Nobody can be joined, and a condition variable with waiters must not be destroyed.
+            // Nobody can be joined, and nobody will leave the waits.
             static_cast<void>(state_.release());
             return;
         }
@@ -114,35 +117,57 @@ public:
             for (std::size_t i = 0; i < tasks; ++i) { task(i); }
             return;
         }
-        {
-            const std::scoped_lock lock(state.mutex);
-            state.task = &task;
-            state.tasks = tasks;
-            state.next.store(0, std::memory_order_relaxed);
-            state.busy = state.workers.size();
-            ++state.round;
-        }
-        state.wake.notify_all();
+        state.task = &task;
+        state.tasks = tasks;
+        state.next.store(0, std::memory_order_relaxed);
+        state.busy.store(static_cast<std::uint32_t>(state.workers.size()), std::memory_order_relaxed);
+        state.begin_round();
         state.drain(task, tasks);
-        std::unique_lock lock(state.mutex);
-        state.done.wait(lock, [&] { return state.busy == 0; });
+        for (std::uint32_t busy = 0; (busy = state.busy.load(std::memory_order_acquire)) != 0;) { state.await_change(state.busy, busy); }
         state.task = nullptr;
         if (state.error) { std::rethrow_exception(std::exchange(state.error, nullptr)); }
     }
 
 private:
     struct State {
-        std::mutex mutex;
-        std::condition_variable wake;
-        std::condition_variable done;
         std::vector<std::thread> workers;
+        bool spins = false;
         const TaskRef* task = nullptr;
         std::size_t tasks = 0;
-        std::atomic<std::size_t> next{0};
-        std::size_t busy = 0;
-        std::uint64_t round = 0;
-        std::exception_ptr error;
         bool stopping = false;
+        std::atomic<std::size_t> next{0};
+        std::atomic<std::uint32_t> busy{0};  ///< workers that have not finished the round
+        std::atomic<std::uint32_t> round{0}; ///< publishes what is above
+        std::mutex mutex;
+        std::exception_ptr error;
+
+        void begin_round()
+        {
+            round.fetch_add(1, std::memory_order_release);
+            round.notify_all();
+        }
+
+        /// Returns when the value is not `old` any more: looks first, then sleeps.
+        void await_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) const
+        {
+            if (spins) {
+                const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
+                do {
+                    for (int i = 0; i < 64; ++i) {
+                        if (value.load(std::memory_order_acquire) != old) { return; }
+                        relax();
+                    }
+                } while (std::chrono::steady_clock::now() < end);
+            }
+            value.wait(old, std::memory_order_acquire);
+        }
+
+        static void relax() noexcept
+        {
+#if defined(__x86_64__) || defined(__i386__)
+            __builtin_ia32_pause();
+#endif
+        }
 
         void drain(const TaskRef& run, std::size_t count)
         {
@@ -160,18 +185,11 @@ private:
 
         void work()
         {
-            std::uint64_t seen = 0;
-            std::unique_lock lock(mutex);
-            for (;;) {
-                wake.wait(lock, [&] { return stopping || round != seen; });
+            for (std::uint32_t seen = 0;; ++seen) {
+                await_change(round, seen);
                 if (stopping) { return; }
-                seen = round;
-                const TaskRef* mine = task;
-                const std::size_t count = tasks;
-                lock.unlock();
-                drain(*mine, count);
-                lock.lock();
-                if (--busy == 0) { done.notify_one(); }
+                drain(*task, tasks);
+                if (busy.fetch_sub(1, std::memory_order_acq_rel) == 1) { busy.notify_one(); }
             }
         }
     };
@@ -180,11 +198,8 @@ private:
 
     void stop()
     {
-        {
-            const std::scoped_lock lock(state_->mutex);
-            state_->stopping = true;
-        }
-        state_->wake.notify_all();
+        state_->stopping = true;
+        state_->begin_round();
         for (auto& worker : state_->workers) { worker.join(); }
     }
 
