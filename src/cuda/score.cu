@@ -23,9 +23,12 @@ template <int kChannels, SummaryCode kCode, bool kSpread, int kBlocks>
 constexpr Entry entry{kChannels, kCode, kSpread, kBlocks, detail::launch_score<kChannels, kCode, kSpread, kBlocks>};
 
 constexpr Entry kKernels[] = {
-    entry<64, SummaryCode::kInt4, true, 4>,   entry<64, SummaryCode::kInt4, true, 8>,    entry<64, SummaryCode::kInt4, true, 16>,
-    entry<128, SummaryCode::kInt4, true, 4>,  entry<128, SummaryCode::kInt4, true, 8>,   entry<128, SummaryCode::kInt4, true, 16>,
-    entry<128, SummaryCode::kInt4, false, 8>, entry<128, SummaryCode::kInt4, false, 16>,
+    entry<64, SummaryCode::kInt4, true, 4>,    entry<64, SummaryCode::kInt4, true, 8>,   entry<64, SummaryCode::kInt4, true, 16>,
+    entry<128, SummaryCode::kInt4, true, 4>,   entry<128, SummaryCode::kInt4, true, 8>,  entry<128, SummaryCode::kInt4, true, 16>,
+    entry<64, SummaryCode::kInt8, true, 8>,    entry<64, SummaryCode::kInt8, true, 16>,  entry<128, SummaryCode::kInt8, true, 8>,
+    entry<128, SummaryCode::kInt8, true, 16>,  entry<64, SummaryCode::kF16, true, 8>,    entry<64, SummaryCode::kF16, true, 16>,
+    entry<128, SummaryCode::kF16, true, 8>,    entry<128, SummaryCode::kF16, true, 16>,  entry<128, SummaryCode::kInt4, false, 8>,
+    entry<128, SummaryCode::kInt4, false, 16>, entry<256, SummaryCode::kInt4, false, 8>, entry<256, SummaryCode::kInt4, false, 16>,
 };
 
 constexpr const char* name(SummaryCode code)

@@ -24,10 +24,11 @@ TEST_F(CudaScore, EveryLayoutGroupAndRowCount)
 {
     const std::vector<std::pair<int, int>> some{{16, 2}, {16, 4}, {32, 4}, {64, 8}};
     const std::vector<std::pair<int, int>> all{{16, 1}, {16, 2}, {16, 4}, {32, 2}, {32, 4}, {32, 8}, {64, 4}, {64, 8}, {64, 16}};
-    const Layout layouts[] = {{SummaryKind::kSpread, SummaryCode::kInt4, 64, all},
-                              {SummaryKind::kSpread, SummaryCode::kInt4, 128, all},
-                              {SummaryKind::kCuboid, SummaryCode::kInt4, 64, some},
-                              {SummaryKind::kMinMax, SummaryCode::kInt4, 64, some},
+    const Layout layouts[] = {{SummaryKind::kSpread, SummaryCode::kInt4, 64, all},  {SummaryKind::kSpread, SummaryCode::kInt4, 128, all},
+                              {SummaryKind::kSpread, SummaryCode::kInt8, 64, some}, {SummaryKind::kSpread, SummaryCode::kInt8, 128, some},
+                              {SummaryKind::kSpread, SummaryCode::kF16, 64, some},  {SummaryKind::kSpread, SummaryCode::kF16, 128, some},
+                              {SummaryKind::kCuboid, SummaryCode::kInt4, 64, some}, {SummaryKind::kCuboid, SummaryCode::kInt4, 128, some},
+                              {SummaryKind::kMinMax, SummaryCode::kInt4, 64, some}, {SummaryKind::kMinMax, SummaryCode::kInt4, 128, some},
                               {SummaryKind::kMean, SummaryCode::kInt4, 128, some}};
     unsigned seed = 1;
     const int groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 16};
@@ -42,6 +43,9 @@ TEST_F(CudaScore, EveryLayoutGroupAndRowCount)
                 c.rows = rows[seed / 2 % 5];
                 c.recent = int(seed * 13 % 100);
                 c.dtype = dtypes[seed % 3];
+                if (layout.head_dim == 128 && (layout.kind == SummaryKind::kCuboid || layout.kind == SummaryKind::kMinMax)) {
+                    c.rows = std::min(c.rows, 64 / c.group); // shared memory
+                }
                 const int g = 64 * tokens;
                 c.lengths = {1, g - 1, 2 * g + c.rows, 0, 3 * g + int(seed % 7) * block, g + 1};
                 c.seed = seed;
