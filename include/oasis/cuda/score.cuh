@@ -25,14 +25,15 @@ public:
 
     __device__ void run()
     {
+        look();
         bool more = begin_tile(0);
-        if (more) {
-            put_groups(0);
-            more = begin_tile(1);
-        }
-        for (int k = 1; more; ++k) {
+        for (int k = 0; more; ++k) {
+            // The next tile is looked up while half of this one's groups are put, its columns are made while the other half is scored.
+            look();
+            const int items = items_of(tile(k));
+            put_items(k, 0, items / 2);
             more = begin_tile(k + 1);
-            put_groups(k);
+            put_items(k, items / 2, items);
         }
         put(K::kWarps - 1, [](int) { return ScoreItem{ScoreItem::kStop, 0, 0, 0}; });
     }
@@ -41,43 +42,44 @@ private:
     __device__ static int lane() { return int(threadIdx.x % 32); }
     __device__ ScoreTile& tile(int k) { return shared_.tile[k % kTileSlots]; }
 
-    /// The next tile's index is asked for long before it is needed.
+    /// A tile's index is asked for a tile ahead.
     __device__ void take()
     {
         if (lane() == 0) { index_ = atomicAdd(args_.params.counter, 1U); }
     }
 
-    /// Describes tile k once nobody needs its slot, and has its columns made.
+    __device__ void look()
+    {
+        next_.look(args_.params, args_.group_tokens(), count_, __shfl_sync(0xFFFFFFFFU, index_, 0));
+        take();
+    }
+
+    /// Gives tile k its slot once nobody needs it, and has its columns made.
     __device__ bool begin_tile(int k)
     {
-        while (*static_cast<volatile std::uint32_t*>(&shared_.done[k % kTileSlots]) != groups_[0]) { __nanosleep(40); }
-        const std::uint32_t index = __shfl_sync(0xFFFFFFFFU, index_, 0);
-        if (!describe_tile(args_.params, args_.group_tokens(), count_, index, tile(k))) { return false; }
-        take();
-        // Groups of the slots' tiles so far, this one's last.
-        const std::uint32_t own = groups_[0] + items_of(tile(k));
-        groups_[0] = groups_[1];
-        groups_[1] = groups_[2];
-        groups_[2] = own;
+        while (*static_cast<volatile std::uint32_t*>(&shared_.done[k % kTileSlots]) != items_[0]) { __nanosleep(40); }
+        if (!next_.write(tile(k))) { return false; }
+        const std::uint32_t own = items_[0] + std::uint32_t(items_of(tile(k)));
+        items_[0] = items_[1];
+        items_[1] = items_[2];
+        items_[2] = own;
         put(args_.columns, [&](int i) { return ScoreItem{ScoreItem::kColumn, k, 0, i}; });
         return true;
     }
 
-    __device__ std::uint32_t items_of(const ScoreTile& of) const
-    {
-        return std::uint32_t(of.end - of.first) * (of.native != 0 || K::kPlain ? std::uint32_t(args_.columns / 8) : 1U);
-    }
+    __device__ static bool is_native(const ScoreTile& of) { return of.native != 0 || K::kPlain; }
+    __device__ int items_of(const ScoreTile& of) const { return (of.end - of.first) * (is_native(of) ? args_.columns / 8 : 1); }
 
-    __device__ void put_groups(int k)
+    __device__ void put_items(int k, int begin, int end)
     {
         const ScoreTile& of = tile(k);
-        if (of.native != 0 || K::kPlain) {
+        if (is_native(of)) {
             const int eights = args_.columns / 8;
-            put((of.end - of.first) * eights, [&](int i) {
-                return ScoreItem{ScoreItem::kNative, k, of.first + i / eights, i % eights * 8};
+            put(end - begin, [&](int i) {
+                return ScoreItem{ScoreItem::kNative, k, of.first + (begin + i) / eights, (begin + i) % eights * 8};
             });
         } else {
-            put(of.end - of.first, [&](int i) { return ScoreItem{ScoreItem::kGroup, k, of.first + i, 0}; });
+            put(end - begin, [&](int i) { return ScoreItem{ScoreItem::kGroup, k, of.first + begin + i, 0}; });
         }
     }
 
@@ -115,7 +117,8 @@ private:
     std::uint64_t policy_;
     std::uint32_t index_ = 0;
     std::uint32_t issued_ = 0;
-    std::uint32_t groups_[kTileSlots] = {}; ///< items of the slots' tiles, the slot that is used next first
+    std::uint32_t items_[kTileSlots] = {}; ///< of the slots' tiles so far, the slot that is used next first
+    NextTile next_;
 };
 
 /// Takes items from the ring until there are no more. One warp.

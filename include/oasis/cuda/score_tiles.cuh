@@ -98,33 +98,60 @@ __device__ inline void count_tiles(const ScoreParams& p, std::int32_t group_toke
     __syncthreads();
 }
 
-/// One warp describes tile `index`; false beyond the last.
-__device__ inline bool describe_tile(const ScoreParams& p, std::int32_t group_tokens, const TileCount& count, std::uint32_t index,
-                                     ScoreTile& tile)
-{
-    if (index >= std::uint32_t(count.first[p.sequences])) { return false; }
-    const auto lane = std::int32_t(threadIdx.x % 32);
-    std::int32_t s = 0;
-    for (std::int32_t step = kMaxScoreSequences / 2; step > 0; step /= 2) {
-        if (s + step < p.sequences && std::uint32_t(count.first[s + step]) <= index) { s += step; }
+/// A tile as one warp knows it before its slot is free. The ids' loads are under way while the warp does other things.
+class NextTile {
+public:
+    /// Looks up tile `index`.
+    __device__ void look(const ScoreParams& p, std::int32_t group_tokens, const TileCount& count, std::uint32_t index)
+    {
+        valid_ = index < std::uint32_t(count.first[p.sequences]);
+        if (!valid_) { return; }
+        std::int32_t s = 0;
+        for (std::int32_t step = kMaxScoreSequences / 2; step > 0; step /= 2) {
+            if (s + step < p.sequences && std::uint32_t(count.first[s + step]) <= index) { s += step; }
+        }
+        const GroupRange range = group_range(p, s, group_tokens);
+        const std::int32_t native_tiles = range.native_tiles();
+        const std::int32_t per_head = native_tiles + range.coded_tiles(count.tile_groups);
+        const auto rest = std::int32_t(index) - count.first[s];
+        std::int32_t piece = rest % per_head; // native ones come first: they take longest
+        native_ = piece < native_tiles;
+        const std::int32_t most = native_ ? kNativeTileGroups : count.tile_groups;
+        if (!native_) { piece -= native_tiles; }
+        sequence_ = s;
+        head_ = rest / per_head;
+        first_ = (native_ ? range.native_begin : range.coded_begin) + piece * most;
+        end_ = min(first_ + most, native_ ? range.native_end : range.coded_end);
+        const SummaryTable& table = native_ ? p.native : p.coded;
+#pragma unroll
+        for (int i = 0; i < kIds; ++i) {
+            const std::int32_t group = first_ + 32 * i + std::int32_t(threadIdx.x % 32);
+            id_[i] = group < end_ ? table.id[s * table.id_stride + group] : 0;
+        }
     }
-    const GroupRange range = group_range(p, s, group_tokens);
-    const std::int32_t native_tiles = range.native_tiles();
-    const std::int32_t per_head = native_tiles + range.coded_tiles(count.tile_groups);
-    const auto rest = std::int32_t(index) - count.first[s];
-    const std::int32_t head = rest / per_head;
-    std::int32_t piece = rest % per_head; // native ones come first: they take longest
-    const bool native = piece < native_tiles;
-    const std::int32_t most = native ? kNativeTileGroups : count.tile_groups;
-    if (!native) { piece -= native_tiles; }
-    const std::int32_t begin = (native ? range.native_begin : range.coded_begin) + piece * most;
-    const std::int32_t end = min(begin + most, native ? range.native_end : range.coded_end);
-    const std::int32_t* const ids = (native ? p.native : p.coded).id + s * (native ? p.native : p.coded).id_stride + begin;
-    for (std::int32_t i = lane; i < end - begin; i += 32) { tile.id[i] = ids[i]; }
-    if (lane == 0) { tile.sequence = s, tile.head = head, tile.first = begin, tile.end = end, tile.native = native; }
-    __syncwarp();
-    return true;
-}
+
+    /// Writes the tile to its slot; false if there is none.
+    __device__ bool write(ScoreTile& tile) const
+    {
+        if (!valid_) { return false; }
+        const auto lane = std::int32_t(threadIdx.x % 32);
+#pragma unroll
+        for (int i = 0; i < kIds; ++i) { tile.id[32 * i + lane] = id_[i]; }
+        if (lane == 0) { tile.sequence = sequence_, tile.head = head_, tile.first = first_, tile.end = end_, tile.native = native_; }
+        __syncwarp();
+        return true;
+    }
+
+private:
+    static constexpr int kIds = kTileGroups / 32;
+    std::int32_t id_[kIds];
+    std::int32_t sequence_;
+    std::int32_t head_;
+    std::int32_t first_;
+    std::int32_t end_;
+    bool native_;
+    bool valid_;
+};
 
 __device__ inline const std::byte* group_address(const SummaryTable& table, const ScoreTile& tile, std::int32_t group)
 {
