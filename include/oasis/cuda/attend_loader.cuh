@@ -23,6 +23,8 @@ struct alignas(128) AttendShared {
     float query_scales[Traits::kQueries];
     ChunkPlan plans[2];
     ChunkBlocks blocks;
+    AttendWork done;  ///< finished, not counted yet
+    AttendWork merge; ///< to be merged
     std::uint64_t plan_full[2];
     std::uint64_t queries_full[2];
     std::uint64_t plan_empty[2];
@@ -36,19 +38,18 @@ struct alignas(128) AttendShared {
     /// By all threads of the CTA.
     __device__ void init()
     {
-        constexpr int kWarps = kAttendComputeThreads / 32;
         const int i = static_cast<int>(threadIdx.x);
         if (i < kAttendMaxDepth) {
             init_barrier(shared_address(&keys_full[i]), 32);
             init_barrier(shared_address(&values_full[i]), 32);
-            init_barrier(shared_address(&keys_empty[i]), kWarps);
-            init_barrier(shared_address(&values_empty[i]), kWarps);
+            init_barrier(shared_address(&keys_empty[i]), kAttendComputeThreads);
+            init_barrier(shared_address(&values_empty[i]), kAttendComputeThreads);
         } else if (i < kAttendMaxDepth + 2) {
             init_barrier(shared_address(&plan_full[i - kAttendMaxDepth]), 32);
             init_barrier(shared_address(&queries_full[i - kAttendMaxDepth]), 32);
             init_barrier(shared_address(&plan_empty[i - kAttendMaxDepth]), kAttendComputeThreads + 32);
         } else if (i == kAttendMaxDepth + 2) {
-            init_barrier(shared_address(&judged), kWarps);
+            init_barrier(shared_address(&judged), kAttendComputeThreads);
         }
         __syncthreads();
     }
@@ -75,6 +76,7 @@ public:
 
     __device__ void run()
     {
+        if (lane_id() == 0) { shared_.done.group = shared_.merge.group = -1; }
         std::uint32_t ticket = blockIdx.x;
         AttendWalk walk(job_);
         do {
@@ -105,9 +107,9 @@ private:
         wait_for_place();
         ChunkPlan& plan = shared_.plans[plan_.slot];
         if (lane_id() == 0) {
-            if (started_ >= 2 && plan.final && job_.params.phase != AttendPhase::kReady) { done_ = plan.work; }
-            plan.merge = merge_;
-            merge_.group = -1;
+            if (started_ >= 2 && plan.final && job_.params.phase != AttendPhase::kReady) { shared_.done = plan.work; }
+            plan.merge = shared_.merge;
+            shared_.merge.group = -1;
         }
         ++started_;
         __syncwarp();
@@ -118,12 +120,14 @@ private:
     /// next plan says so. The fence takes longer than a plan: it comes when the loader has one.
     __device__ void complete()
     {
-        if (done_.group >= 0 && add_release(&job_.arrivals[done_.group], 1U) == static_cast<std::uint32_t>(done_.chunks * job_.tiles) - 1) {
+        if (lane_id() > 0 || shared_.done.group < 0) { return; }
+        const AttendWork& done = shared_.done;
+        if (add_release(&job_.arrivals[done.group], 1U) == static_cast<std::uint32_t>(done.chunks * job_.tiles) - 1) {
             fence_acquire();
-            job_.arrivals[done_.group] = 0;
-            merge_ = done_;
+            job_.arrivals[done.group] = 0;
+            shared_.merge = done;
         }
-        done_.group = -1;
+        shared_.done.group = -1;
     }
 
     /// Lets the other warps go on: the loader at once, the others when their queries have landed as well.
@@ -211,8 +215,6 @@ private:
     const AttendJob& job_;
     AttendShared<Traits>& shared_;
     RingPlace plan_;
-    AttendWork done_;  ///< of lane 0: finished, not counted yet
-    AttendWork merge_; ///< of lane 0: to be merged
     std::uint32_t judged_parity_ = 0;
     std::int32_t started_ = 0;
 };
@@ -236,38 +238,37 @@ public:
     }
 
 private:
-    /// In the order in which they are used: K of a stage, V of the one before.
+    /// K and V of a group one after the other: where blocks have 16 tokens, that is one run of memory.
     __device__ void load(const ChunkPlan& plan)
     {
         const StageList<Traits> stages{plan.coded, plan.native};
-        const int count = stages.count();
-        for (int i = 0; i <= count; ++i) {
-            if (i < count) { load_stage(stages.at(i), plan.groups, false, keys_, shared_.keys_full, shared_.keys_empty, ring_); }
-            if (i > 0) {
-                load_stage(stages.at(i - 1), plan.groups, true, values_, shared_.values_full, shared_.values_empty,
-                           ring_ + static_cast<std::uint32_t>(depth_ * Traits::kStageBytes));
+        for (int i = 0, count = stages.count(); i < count; ++i) {
+            const Stage stage = stages.at(i);
+            const TokenGroup* groups = plan.groups + stage.first;
+            wait(shared_address(&shared_.keys_empty[ring_place_.slot]), ring_place_.parity ^ 1U);
+            wait(shared_address(&shared_.values_empty[ring_place_.slot]), ring_place_.parity ^ 1U);
+            const std::uint32_t keys = ring_ + static_cast<std::uint32_t>(ring_place_.slot * Traits::kStageBytes);
+            const std::uint32_t values = keys + static_cast<std::uint32_t>(depth_ * Traits::kStageBytes);
+            if (Traits::kCoded && stage.coded) {
+                load_scales<Traits>(groups, stage.count, block_tokens_, keys);
+                load_groups(groups, stage.count, coded_, keys, values);
+            } else {
+                load_groups(groups, stage.count, native_, keys, values);
             }
+            arrive_after_copies(shared_address(&shared_.keys_full[ring_place_.slot]));
+            arrive_after_copies(shared_address(&shared_.values_full[ring_place_.slot]));
+            ring_place_.advance(depth_);
         }
     }
 
-    __device__ void load_stage(const Stage& stage, const TokenGroup* groups, bool values, RingPlace& place, std::uint64_t* full, std::uint64_t* empty, std::uint32_t ring)
+    template <int kRowBytes>
+    __device__ __forceinline__ void load_groups(const TokenGroup* groups, int count, const LanePieces<kRowBytes>& pieces, std::uint32_t keys, std::uint32_t values)
     {
-        wait(shared_address(&empty[place.slot]), place.parity ^ 1U);
-        const std::uint32_t to = ring + static_cast<std::uint32_t>(place.slot * Traits::kStageBytes);
-        if (Traits::kCoded && stage.coded) {
-            const std::int64_t offset = values ? block_tokens_ * Traits::kCodedRow : 0;
-            for (int g = 0; g < stage.count; ++g) {
-                load_group<Traits::kCodedRow>(groups[stage.first + g], offset, coded_, to + static_cast<std::uint32_t>(g * kAttendGroupTokens * Traits::kCodedRow));
-            }
-            if (!values) { load_scales<Traits>(groups + stage.first, stage.count, block_tokens_, to); }
-        } else {
-            const std::int64_t offset = values ? block_tokens_ * Traits::kNativeRow : 0;
-            for (int g = 0; g < stage.count; ++g) {
-                load_group<Traits::kNativeRow>(groups[stage.first + g], offset, native_, to + static_cast<std::uint32_t>(g * kAttendGroupTokens * Traits::kNativeRow));
-            }
+        for (int g = 0; g < count; ++g) {
+            const auto at = static_cast<std::uint32_t>(g * kAttendGroupTokens * kRowBytes);
+            load_group<kRowBytes>(groups[g], 0, pieces, keys + at);
+            load_group<kRowBytes>(groups[g], block_tokens_ * kRowBytes, pieces, values + at);
         }
-        arrive_after_copies(shared_address(&full[place.slot]));
-        place.advance(depth_);
     }
 
     AttendShared<Traits>& shared_;
@@ -277,8 +278,7 @@ private:
     const LanePieces<Traits::kNativeRow> native_;
     const LanePieces<Traits::kCodedRow> coded_;
     RingPlace plan_;
-    RingPlace keys_;
-    RingPlace values_;
+    RingPlace ring_place_;
 };
 
 } // namespace oasis::cuda::detail

@@ -40,13 +40,6 @@ public:
     }
 
 private:
-    /// This warp is done with what the barrier guards.
-    __device__ void release(std::uint32_t barrier)
-    {
-        __syncwarp();
-        if (lane_id() == 0) { arrive(barrier); }
-    }
-
     __device__ void reduce(const ChunkPlan& plan, const std::uint8_t* queries)
     {
         mass_ = 0.0F;
@@ -75,14 +68,14 @@ private:
             if (i == 0 || i == stages.coded_stages()) { queries_.take(shared_address(Traits::kCoded && stage.coded ? shared_.half_queries : queries)); }
             wait(shared_address(&shared_.keys_full[keys_.slot]), keys_.parity);
             score(plan, stage, ring_ + static_cast<std::uint32_t>(keys_.slot * Traits::kStageBytes));
-            release(shared_address(&shared_.keys_empty[keys_.slot]));
+            arrive(shared_address(&shared_.keys_empty[keys_.slot]));
             keys_.advance(job_.ring_depth);
             synchronize(kAttendComputeThreads);
             weigh(stage);
             synchronize(kAttendComputeThreads);
             wait(shared_address(&shared_.values_full[values_.slot]), values_.parity);
             accumulate(stage, ring_ + static_cast<std::uint32_t>((job_.ring_depth + values_.slot) * Traits::kStageBytes));
-            release(shared_address(&shared_.values_empty[values_.slot]));
+            arrive(shared_address(&shared_.values_empty[values_.slot]));
             values_.advance(job_.ring_depth);
         }
     }
@@ -273,7 +266,7 @@ private:
         synchronize(kAttendComputeThreads);
         bool nan = false;
         for (int w = 0; w < kAttendComputeThreads / 32; ++w) { nan |= shared_.nan[w] != 0; }
-        release(shared_address(&shared_.judged));
+        arrive(shared_address(&shared_.judged));
         return nan;
     }
 
