@@ -112,7 +112,7 @@ AttendPlan::AttendPlan(const AttendConfig& config) : config_(config)
     const std::size_t ctas = config_.ctas_per_sm ? std::size_t(config_.ctas_per_sm) : few ? 1 : std::size_t(kernel.ctas_per_sm);
     const std::size_t room = device.shared_bytes / ctas - (ctas > 1 ? kReservedBytes : 0);
     if (config_.ring_depth == 0) {
-        config_.ring_depth = few ? 4 : 2;
+        config_.ring_depth = few ? 4 : 3;
         while (config_.ring_depth > 1 && bytes_at(config_.ring_depth) > room) { --config_.ring_depth; }
     }
     while (config_.ring_depth > 1 && bytes_at(config_.ring_depth) > device.shared_bytes) { --config_.ring_depth; }

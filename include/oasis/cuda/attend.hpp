@@ -62,7 +62,7 @@ struct AttendConfig {
     std::int32_t max_rows = 1;     ///< of one sequence, 1 to 8
     std::int32_t max_blocks = 0;   ///< room of a list
     // Speed alone; 0: chosen from the shape and the device.
-    std::int32_t ring_depth = 0;   ///< stages of K and of V in shared memory, 1 to 8
+    std::int32_t ring_depth = 0;   ///< stages of K and V in shared memory, 1 to 8
     std::int32_t ctas_per_sm = 0;
 };
 

@@ -43,7 +43,7 @@ struct AttendKernel {
     const void* handle = nullptr; ///< void(AttendJob)
     std::int32_t queries = 0;     ///< (row, query head) pairs of a tile
     std::int32_t fixed_bytes = 0; ///< of shared memory
-    std::int32_t stage_bytes = 0; ///< of a stage of K, and of one of V
+    std::int32_t stage_bytes = 0; ///< of the K of a stage, and of its V
     std::int32_t ctas_per_sm = 0; ///< that registers allow
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention kernel: the warp that draws work and plans chunks, and the warp that keeps the rings of K and V full; both run
+// Attention kernel: the warp that draws work and plans chunks, and the warp that keeps the ring of K and V full; both run
 // ahead of the warps that compute, across chunks.
 #pragma once
 
@@ -28,10 +28,8 @@ struct alignas(128) AttendShared {
     std::uint64_t plan_full[2];
     std::uint64_t queries_full[2];
     std::uint64_t plan_empty[2];
-    std::uint64_t keys_full[kAttendMaxDepth];
-    std::uint64_t keys_empty[kAttendMaxDepth];
-    std::uint64_t values_full[kAttendMaxDepth];
-    std::uint64_t values_empty[kAttendMaxDepth];
+    std::uint64_t stage_full[kAttendMaxDepth];
+    std::uint64_t stage_empty[kAttendMaxDepth];
     std::uint64_t judged; ///< a plan of several rows was reduced, and `nan` says how
     std::uint8_t nan[4];  ///< by warp
 
@@ -40,10 +38,8 @@ struct alignas(128) AttendShared {
     {
         const int i = static_cast<int>(threadIdx.x);
         if (i < kAttendMaxDepth) {
-            init_barrier(shared_address(&keys_full[i]), 32);
-            init_barrier(shared_address(&values_full[i]), 32);
-            init_barrier(shared_address(&keys_empty[i]), kAttendComputeThreads);
-            init_barrier(shared_address(&values_empty[i]), kAttendComputeThreads);
+            init_barrier(shared_address(&stage_full[i]), 32);
+            init_barrier(shared_address(&stage_empty[i]), kAttendComputeThreads);
         } else if (i < kAttendMaxDepth + 2) {
             init_barrier(shared_address(&plan_full[i - kAttendMaxDepth]), 32);
             init_barrier(shared_address(&queries_full[i - kAttendMaxDepth]), 32);
@@ -245,19 +241,17 @@ private:
         for (int i = 0, count = stages.count(); i < count; ++i) {
             const Stage stage = stages.at(i);
             const TokenGroup* groups = plan.groups + stage.first;
-            wait(shared_address(&shared_.keys_empty[ring_place_.slot]), ring_place_.parity ^ 1U);
-            wait(shared_address(&shared_.values_empty[ring_place_.slot]), ring_place_.parity ^ 1U);
-            const std::uint32_t keys = ring_ + static_cast<std::uint32_t>(ring_place_.slot * Traits::kStageBytes);
-            const std::uint32_t values = keys + static_cast<std::uint32_t>(depth_ * Traits::kStageBytes);
+            wait(shared_address(&shared_.stage_empty[place_.slot]), place_.parity ^ 1U);
+            const std::uint32_t keys = ring_ + static_cast<std::uint32_t>(place_.slot * 2 * Traits::kStageBytes);
+            const std::uint32_t values = keys + Traits::kStageBytes;
             if (Traits::kCoded && stage.coded) {
                 load_scales<Traits>(groups, stage.count, block_tokens_, keys);
                 load_groups(groups, stage.count, coded_, keys, values);
             } else {
                 load_groups(groups, stage.count, native_, keys, values);
             }
-            arrive_after_copies(shared_address(&shared_.keys_full[ring_place_.slot]));
-            arrive_after_copies(shared_address(&shared_.values_full[ring_place_.slot]));
-            ring_place_.advance(depth_);
+            arrive_after_copies(shared_address(&shared_.stage_full[place_.slot]));
+            place_.advance(depth_);
         }
     }
 
@@ -278,7 +272,7 @@ private:
     const LanePieces<Traits::kNativeRow> native_;
     const LanePieces<Traits::kCodedRow> coded_;
     RingPlace plan_;
-    RingPlace ring_place_;
+    RingPlace place_;
 };
 
 } // namespace oasis::cuda::detail

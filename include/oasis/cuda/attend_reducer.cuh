@@ -66,17 +66,15 @@ private:
         for (int i = 0; i < count; ++i) {
             const Stage stage = stages.at(i);
             if (i == 0 || i == stages.coded_stages()) { queries_.take(shared_address(Traits::kCoded && stage.coded ? shared_.half_queries : queries)); }
-            wait(shared_address(&shared_.keys_full[keys_.slot]), keys_.parity);
-            score(plan, stage, ring_ + static_cast<std::uint32_t>(keys_.slot * Traits::kStageBytes));
-            arrive(shared_address(&shared_.keys_empty[keys_.slot]));
-            keys_.advance(job_.ring_depth);
+            wait(shared_address(&shared_.stage_full[place_.slot]), place_.parity);
+            const std::uint32_t keys = ring_ + static_cast<std::uint32_t>(place_.slot * 2 * Traits::kStageBytes);
+            score(plan, stage, keys);
             synchronize(kAttendComputeThreads);
             weigh(stage);
             synchronize(kAttendComputeThreads);
-            wait(shared_address(&shared_.values_full[values_.slot]), values_.parity);
-            accumulate(stage, ring_ + static_cast<std::uint32_t>((job_.ring_depth + values_.slot) * Traits::kStageBytes));
-            arrive(shared_address(&shared_.values_empty[values_.slot]));
-            values_.advance(job_.ring_depth);
+            accumulate(stage, keys + Traits::kStageBytes);
+            arrive(shared_address(&shared_.stage_empty[place_.slot]));
+            place_.advance(job_.ring_depth);
         }
     }
 
@@ -304,8 +302,7 @@ private:
     AttendShared<Traits>& shared_;
     const std::uint32_t ring_;
     RingPlace plan_;
-    RingPlace keys_;
-    RingPlace values_;
+    RingPlace place_;
     std::int32_t row_of_[kQueryTiles][2];
     QueryFragments<Traits> queries_;
     float logits_[kQueryTiles][4];
