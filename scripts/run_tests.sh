@@ -74,9 +74,10 @@ run_stage() {
     if ! "${prefix[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$at_once" "${tests[@]}"; then
         failed+=("$preset")
     fi
+    [[ "$preset" != cpu ]] || "$OASIS_ROOT/scripts/build_docs.sh" || failed+=(docs)
 }
 
-need_packages "${OASIS_PACKAGES_BUILD[@]}" "${OASIS_PACKAGES_EXAMPLE[@]}" "${OASIS_PACKAGES_TEST[@]}"
+need_packages "${OASIS_PACKAGES_BUILD[@]}" "${OASIS_PACKAGES_EXAMPLE[@]}" "${OASIS_PACKAGES_TEST[@]}" "${OASIS_PACKAGES_DOCS[@]}"
 "$OASIS_ROOT/scripts/get_model.sh"
 export OASIS_TEST_MODEL_DIR="$OASIS_MODEL_DIR"
 

@@ -15,6 +15,7 @@
 #include <span>
 #include <vector>
 
+/// KV caches that are larger than fast memory, with sparse decode attention.
 namespace oasis {
 
 /// All optional. They run on the thread that is in `create`, `fork`, `truncate`, `remove`, `begin_step`, `enqueue_attend` or `commit`, never on a
@@ -22,6 +23,7 @@ namespace oasis {
 /// `InvalidArgument`. Events that such calls cause are delivered after those that are being delivered. Those of a step that is
 /// destroyed come with the next call. A callback must not destroy the cache.
 struct Callbacks {
+    /// A head-block came to a tier or left it.
     std::function<void(const Event&)> on_event;
     /// Fast memory is short by `bytes`: the engine may remove sequences and returns what it freed; 0 means it cannot.
     std::function<std::size_t(std::size_t bytes)> on_pressure;
@@ -31,27 +33,32 @@ struct Callbacks {
 
 /// What a cache of a configuration takes: before it is made.
 struct Footprint {
-    std::size_t kv_bytes_per_token = 0;       ///< native K and V of all layers
-    std::size_t slow_bytes_per_token = 0;     ///< coded
-    std::size_t summary_bytes_per_token = 0;  ///< closed groups
-    std::size_t fast_bytes_per_sequence = 0;  ///< logical set, native window, open groups: what admission reserves, without closed summaries
-    std::size_t landing_bytes = 0;            ///< landing slots of a step, once per cache
-    std::size_t scratch_bytes = 0;            ///< working memory, allocated at construction
+    std::size_t kv_bytes_per_token = 0;      ///< native K and V of all layers
+    std::size_t slow_bytes_per_token = 0;    ///< coded
+    std::size_t summary_bytes_per_token = 0; ///< closed groups
+    std::size_t fast_bytes_per_sequence = 0; ///< logical set, native window, open groups: what admission reserves, without closed summaries
+    std::size_t landing_bytes = 0;           ///< landing slots of a step, once per cache
+    std::size_t scratch_bytes = 0;           ///< working memory, allocated at construction
 };
 
+/// A cache whatever its types are, for one virtual call per layer.
+///
 /// One thread drives a cache; `stats`, `layer_stats`, `request_remove` and `request_cancel` may be called from any thread. Overlapping calls throw `InvalidArgument`.
 class AnyKVCache {
 public:
     virtual ~AnyKVCache() = default;
 
+    /// What the cache was made from.
     virtual const CacheConfig& config() const noexcept = 0;
 
+    /// An empty sequence, or one that begins with what others share of its prompt.
     virtual CreateResult create(const SequenceOptions&) = 0;
     /// Copy-on-write: whole blocks and closed summary groups are shared, the open ones copied.
     virtual ForkResult fork(SequenceId) = 0;
     /// Forgets positions >= length. Throws when length exceeds the sequence's, or, with nothing changed, when the new last block is shared and the
     /// slow tier has no room for a copy. Sealed tokens of the recent window are read back from the slow tier; where that fails `state` says lost.
     virtual void truncate(SequenceId, TokenIndex length) = 0;
+    /// Gives back all that the sequence alone holds.
     virtual RemoveResult remove(SequenceId) = 0;
     /// `remove` from any thread: carried out when the driving thread next opens or commits a step. Unknown ids are ignored.
     virtual void request_remove(SequenceId) = 0;
@@ -63,6 +70,7 @@ public:
     virtual PreemptResult preempt(SequenceId) = 0;
     /// Goes on as if `preempt` had never been. Nothing changes when fast memory has no room, or, with `StoreError`, when the slow tier does not deliver.
     virtual PreemptResult resume(SequenceId) = 0;
+    /// Committed tokens.
     virtual TokenIndex length(SequenceId) const = 0;
     /// Whether every block is still held by some tier; if not, truncate to `first_lost` and compute from there again.
     virtual SequenceState state(SequenceId) const = 0;
@@ -83,6 +91,7 @@ public:
     /// Forgets blocks that are kept only because a later prompt might begin with them.
     virtual void drop_cached_prefixes() = 0;
 
+    /// As of the last call that changed anything; from any thread.
     virtual Stats stats() const = 0;
     /// The same by layer, for verify rows.
     virtual std::vector<LayerStats> layer_stats() const = 0;

@@ -24,10 +24,12 @@
 #include <vector>
 
 namespace oasis {
+/// The CPU backend.
 namespace cpu {
 
 /// Names the CPU backend: its pipeline does the work of a layer.
 struct Backend {
+    /// For the policies of a cache.
     template <class Policies>
     using Pipeline = cpu::Pipeline<Policies>;
 };
@@ -37,26 +39,31 @@ struct Backend {
 /// The policies of a cache. Override some by deriving: `struct Mine : DefaultPolicies<cpu::Backend, float> { using Scorer = MyScorer; };`
 template <class Backend, KVElement Element>
 struct DefaultPolicies {
+    /// One class per concept of concepts.hpp.
+    ///@{
     using Scorer = StockSummary;
     using Selection = TopKSelection;
     using Eviction = LruEviction;
     using Store = AnyStore;
     using Lookahead = LookaheadPredictor;
     using Telemetry = NullTelemetry;
+    ///@}
 };
 
 /// Instances of the policies; what is left out is made from the configuration.
 template <class Policies>
 struct PolicySet {
-    std::unique_ptr<typename Policies::Scorer> scorer{};
-    typename Policies::Selection selection{};
-    typename Policies::Eviction eviction{};
-    std::unique_ptr<typename Policies::Store> store{};
-    StoreFactory store_factory{}; ///< without `store`, for `AnyStore`: makes the slow tier from the cache's sizes
-    std::unique_ptr<typename Policies::Lookahead> lookahead{};
-    std::unique_ptr<typename Policies::Telemetry> telemetry{};
+    std::unique_ptr<typename Policies::Scorer> scorer{};       ///< null: made from `summary`
+    typename Policies::Selection selection{};                  ///< taken as it is
+    typename Policies::Eviction eviction{};                    ///< taken as it is
+    std::unique_ptr<typename Policies::Store> store{};         ///< null: made from the cache's sizes
+    StoreFactory store_factory{};                              ///< without `store`, for `AnyStore`: makes the slow tier from the cache's sizes
+    std::unique_ptr<typename Policies::Lookahead> lookahead{}; ///< null: made from `lookahead` of the configuration
+    std::unique_ptr<typename Policies::Telemetry> telemetry{}; ///< null: default-constructed
 };
 
+/// The facade: one of each component, wired for a backend, an element type and policies.
+///
 /// See AnyKVCache for the calls. One thread drives a cache; `stats` may be called from any.
 template <class Backend = cpu::Backend, KVElement Element = float, class Policies = DefaultPolicies<Backend, Element>>
 class KVCache final : public AnyKVCache, private detail::StepOwner {
@@ -65,8 +72,11 @@ class KVCache final : public AnyKVCache, private detail::StepOwner {
                   check_lookahead<typename Policies::Lookahead>() && check_telemetry<typename Policies::Telemetry>() && check_miss<Policies>());
 
 public:
+    /// What the backend makes of the policies.
+    ///@{
     using Pipeline = typename Backend::template Pipeline<Policies>;
     using Pool = typename Pipeline::Pool;
+    ///@}
 
     /// Allocates tables and scratch for `config.limits`; throws `InvalidArgument` with the offending value.
     explicit KVCache(CacheConfig config, Callbacks callbacks = {}, PolicySet<Policies> policies = {})
@@ -135,8 +145,11 @@ public:
 
     /// The pool, for tests and tools: `pool().check()` compares books and tables.
     Pool& pool() noexcept { return pool_; }
+    /// The policies at work, for tools.
+    ///@{
     typename Policies::Lookahead& lookahead() noexcept { return *lookahead_; }
     typename Policies::Telemetry& telemetry() noexcept { return *telemetry_; }
+    ///@}
 
 private:
     /// Refuses overlapping calls from other threads, and re-entrant ones from callbacks where they could not work.

@@ -18,6 +18,7 @@ struct AnyMayTake {
 
 } // namespace detail
 
+/// True, or a sentence from the compiler that says what a `SummaryPolicy` lacks.
 template <class S> consteval bool check_summary()
 {
     static_assert(
@@ -43,6 +44,7 @@ template <class S> consteval bool check_summary()
     return SummaryPolicy<S>;
 }
 
+/// True, or a sentence from the compiler that says what a `SelectionPolicy` lacks.
 template <class S> consteval bool check_selection()
 {
     static_assert(
@@ -51,6 +53,7 @@ template <class S> consteval bool check_selection()
     return SelectionPolicy<S>;
 }
 
+/// True, or a sentence from the compiler that says what an `EvictionPolicy` lacks.
 template <class E> consteval bool check_eviction()
 {
     static_assert(requires(E e) { e.resize(std::size_t{}); }, "EvictionPolicy: needs `resize(size_t slots)`.");
@@ -73,6 +76,7 @@ template <class E> consteval bool check_eviction()
     return EvictionPolicy<E>;
 }
 
+/// True, or a sentence from the compiler that says what a `SlowStore` lacks.
 template <class S> consteval bool check_store()
 {
     static_assert(
@@ -110,6 +114,7 @@ template <class Policies> consteval bool check_miss()
     return true;
 }
 
+/// True, or a sentence from the compiler that says what a `LookaheadPolicy` lacks.
 template <class L> consteval bool check_lookahead()
 {
     static_assert(
@@ -131,6 +136,7 @@ template <class L> consteval bool check_lookahead()
     return LookaheadPolicy<L>;
 }
 
+/// True, or a sentence from the compiler that says what a `Telemetry` lacks.
 template <class T> consteval bool check_telemetry()
 {
     static_assert(

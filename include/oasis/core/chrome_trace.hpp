@@ -29,13 +29,16 @@ template <class Clock = std::chrono::steady_clock> class BasicChromeTrace {
                   "BasicChromeTrace: transfers carry steady_clock's time points, so the clock must count in them.");
 
 public:
+    /// See the concept `Telemetry`.
     static constexpr bool enabled = true;
 
+    /// Reserves room for `capacity` records at once.
     explicit BasicChromeTrace(std::size_t capacity = 65536) : capacity_(capacity), start_(Clock::now())
     {
         records_.reserve(capacity);
     }
 
+    /// A stage of a layer begins on this thread.
     void begin_span(Stage stage, LayerId layer)
     {
         const std::scoped_lock lock(mutex_);
@@ -63,6 +66,7 @@ public:
         keep(record);
     }
 
+    /// Goes to the lane of residency.
     void on_event(const Event& event)
     {
         const std::scoped_lock lock(mutex_);
@@ -94,6 +98,7 @@ public:
         keep(record);
     }
 
+    /// Records beyond the capacity.
     std::uint64_t dropped() const
     {
         const std::scoped_lock lock(mutex_);
@@ -222,6 +227,7 @@ private:
     std::uint64_t dropped_ = 0;
 };
 
+/// By the steady clock.
 using ChromeTrace = BasicChromeTrace<>;
 
 } // namespace oasis

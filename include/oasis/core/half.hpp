@@ -13,8 +13,11 @@
 
 namespace oasis {
 
+/// The largest finite f16.
 inline constexpr float kMaxF16 = 65504.0F;
 
+/// Exact.
+///@{
 constexpr float to_float(float x) noexcept { return x; }
 
 constexpr float to_float(bf16 x) noexcept { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
@@ -30,7 +33,9 @@ constexpr float to_float(f16 x) noexcept
     const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;
     return sign ? -magnitude : magnitude;
 }
+///@}
 
+/// To the nearest, ties to even; what is too large becomes infinite, NaN stays NaN.
 constexpr f16 to_f16(float x) noexcept
 {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
@@ -53,6 +58,7 @@ constexpr f16 to_f16(float x) noexcept
     return f16{static_cast<std::uint16_t>(sign | (kept + ((rest > 0x1000U || (rest == 0x1000U && (kept & 1U))) ? 1U : 0U)))};
 }
 
+/// To the nearest, ties to even; NaN stays NaN.
 constexpr bf16 to_bf16(float x) noexcept
 {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
@@ -60,10 +66,13 @@ constexpr bf16 to_bf16(float x) noexcept
     return bf16{static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16)};
 }
 
+/// `to_f16` or `to_bf16`, or the value itself.
+///@{
 template <class Element> constexpr Element from_float(float x) noexcept;
 template <> constexpr float from_float<float>(float x) noexcept { return x; }
 template <> constexpr f16 from_float<f16>(float x) noexcept { return to_f16(x); }
 template <> constexpr bf16 from_float<bf16>(float x) noexcept { return to_bf16(x); }
+///@}
 
 /// The next f16 towards +infinity.
 constexpr f16 next_up(f16 x) noexcept

@@ -29,10 +29,12 @@ enum class SummaryKind : std::uint8_t {
 /// How a closed summary group is coded.
 enum class SummaryCode : std::uint8_t { kF32, kF16, kInt8, kInt4 };
 
+/// What a block is scored by.
 struct SummaryOptions {
-    SummaryKind kind = SummaryKind::kSpread;
-    std::int32_t tokens = 2; ///< tokens of a sub-block: 1, 2, 4, 8, 16 or block_tokens
-    SummaryCode code = SummaryCode::kInt4;
+    SummaryKind kind = SummaryKind::kSpread; ///< what is kept of a sub-block's keys
+    std::int32_t tokens = 2;                 ///< tokens of a sub-block: 1, 2, 4, 8, 16 or block_tokens
+    SummaryCode code = SummaryCode::kInt4;   ///< of closed groups
+    /// Field by field.
     friend constexpr bool operator==(const SummaryOptions&, const SummaryOptions&) = default;
 };
 
@@ -75,41 +77,42 @@ struct Budgets {
     std::int32_t sink = 64;               ///< first tokens, always read
     std::int32_t recent = 128;            ///< last tokens, always read and still in native form
     float top_p = 1.0F;                   ///< below 1: stop once the estimated mass of the chosen blocks reaches it
+    /// Field by field.
     friend constexpr bool operator==(const Budgets&, const Budgets&) = default;
 };
 
 /// What scratch memory and tables are sized for, once, at construction.
 struct Limits {
-    std::int32_t max_sequences = 16;    ///< live sequences
-    std::int32_t max_rows = 512;        ///< rows of one step over all its sequences (a prefill chunk counts its tokens)
-    std::int64_t max_context = 32768;   ///< tokens of one sequence
+    std::int32_t max_sequences = 16;  ///< live sequences
+    std::int32_t max_rows = 512;      ///< rows of one step over all its sequences (a prefill chunk counts its tokens)
+    std::int64_t max_context = 32768; ///< tokens of one sequence
 };
 
 /// Everything a cache is made from. See `make_cache` and `KVCache`.
 struct CacheConfig {
-    ModelShape shape{};
-    DType dtype = DType::kF32;          ///< element type of q, k, v, out and of native blocks
-    std::int32_t block_tokens = 16;     ///< 16, 32 or 64
-    BlockCode block_code = BlockCode::kNative;
-    SummaryOptions summary{};
-    GroupReduction reduction = GroupReduction::kSoftmaxMax;
-    SelectionScope scope = SelectionScope::kKvHead;
-    Budgets budgets{};
-    MayRule may = MayRule::kLogical;
-    MissPolicy miss = MissPolicy::kExact;
-    std::int64_t dense_below = -1;      ///< contexts up to this attend densely; -1: budgets.attend
-    std::size_t fast_bytes = 0;         ///< for slots, native blocks and summaries; 0: grows and shrinks with what the live sequences need, and no more
-    std::size_t slow_bytes = 0;         ///< slow tier; 0: as much as `limits` could need
-    float miss_epsilon = 0.001F;        ///< kBounded: a miss is skipped when no head can give it more than this share of the softmax mass
-    std::int64_t miss_deadline_us = 0;  ///< kBounded: longest wait of a sequence in a layer, in microseconds; 0: none
-    std::int32_t transfer_threads = 0;  ///< threads that copy from the slow tier in the background; 0: copies are made at once, on the step's queue
-    std::int32_t prefetch_cap = 0;      ///< tokens per KV head that lookahead may keep beside the logical set for the next step; 0: no prefetch
-    bool live_cap = false;              ///< lower the cap to what the link can bring within a step, from measured rates
-    LookaheadSource lookahead = LookaheadSource::kRows; ///< guess that prefetch follows
-    bool share_prefixes = true;         ///< reuse sealed blocks of equal prompts
-    bool measure_mass = false;          ///< compute the true attention mass each row captured (reads every key; for study)
-    std::vector<LayerId> dense_layers{}; ///< layers that attend to everything, whatever the context
-    Limits limits{};
+    ModelShape shape{};                                     ///< layers, heads and head_dim
+    DType dtype = DType::kF32;                              ///< element type of q, k, v, out and of native blocks
+    std::int32_t block_tokens = 16;                         ///< 16, 32 or 64
+    BlockCode block_code = BlockCode::kNative;              ///< of sealed blocks, the same bytes in every tier
+    SummaryOptions summary{};                               ///< what blocks are scored by
+    GroupReduction reduction = GroupReduction::kSoftmaxMax; ///< from query heads' scores to the KV head's
+    SelectionScope scope = SelectionScope::kKvHead;         ///< a set per KV head or per layer
+    Budgets budgets{};                                      ///< how much is read, fetched and kept
+    MayRule may = MayRule::kLogical;                        ///< what is read beyond the fetch budget
+    MissPolicy miss = MissPolicy::kExact;                   ///< what is done about a must block that is not there
+    std::int64_t dense_below = -1;                          ///< contexts up to this attend densely; -1: budgets.attend
+    std::size_t fast_bytes = 0;                             ///< for slots, native blocks and summaries; 0: grows and shrinks with what the live sequences need, and no more
+    std::size_t slow_bytes = 0;                             ///< slow tier; 0: as much as `limits` could need
+    float miss_epsilon = 0.001F;                            ///< kBounded: a miss is skipped when no head can give it more than this share of the softmax mass
+    std::int64_t miss_deadline_us = 0;                      ///< kBounded: longest wait of a sequence in a layer, in microseconds; 0: none
+    std::int32_t transfer_threads = 0;                      ///< threads that copy from the slow tier in the background; 0: copies are made at once, on the step's queue
+    std::int32_t prefetch_cap = 0;                          ///< tokens per KV head that lookahead may keep beside the logical set for the next step; 0: no prefetch
+    bool live_cap = false;                                  ///< lower the cap to what the link can bring within a step, from measured rates
+    LookaheadSource lookahead = LookaheadSource::kRows;     ///< guess that prefetch follows
+    bool share_prefixes = true;                             ///< reuse sealed blocks of equal prompts
+    bool measure_mass = false;                              ///< compute the true attention mass each row captured (reads every key; for study)
+    std::vector<LayerId> dense_layers{};                    ///< layers that attend to everything, whatever the context
+    Limits limits{};                                        ///< what tables are sized for
 };
 
 } // namespace oasis

@@ -20,6 +20,7 @@ namespace oasis {
 /// another asks for the summary.
 class StallMeter {
 public:
+    /// Steps that are kept.
     static constexpr std::size_t kSteps = 4096;
 
     StallMeter() : ring_(kSteps), sorted_(kSteps) {}

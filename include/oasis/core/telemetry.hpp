@@ -14,7 +14,7 @@ namespace oasis {
 
 /// Cumulative counters of a cache; all monotonic. Token counts are per (layer, selection set) unless said otherwise.
 struct Counters {
-    std::uint64_t steps = 0;
+    std::uint64_t steps = 0;               ///< opened
     std::uint64_t sparse_row_sets = 0;     ///< (row, layer, set) triples that went through selection: the denominator of the next ones
     std::uint64_t dense_row_sets = 0;      ///< the same for dense rows (no score pass)
     std::uint64_t attended_tokens = 0;     ///< tokens read by sparse rows, summed over row sets
@@ -27,7 +27,7 @@ struct Counters {
     std::uint64_t fetched_bytes = 0;       ///< bytes copied slow -> fast on demand
     std::uint64_t prefetched_bytes = 0;    ///< bytes copied slow -> fast ahead of need
     std::uint64_t streamed_bytes = 0;      ///< bytes of slow blocks that dense attention streamed through
-    std::uint64_t sealed_blocks = 0;
+    std::uint64_t sealed_blocks = 0;       ///< blocks coded for good
     std::uint64_t sealed_bytes = 0;        ///< bytes written through to the slow tier
     std::uint64_t score_passes = 0;        ///< score passes launched (layer granularity)
     std::uint64_t prefix_query_tokens = 0; ///< prompt tokens looked up in the prefix index
@@ -49,12 +49,15 @@ struct Counters {
 /// The same for one layer, and how well its next sets were guessed. Residency at use (`resident_must_tokens / must_tokens`),
 /// agreement and captured mass answer different questions and stay apart.
 struct LayerStats {
+    /// As in `Counters`.
+    ///@{
     std::uint64_t must_tokens = 0;
     std::uint64_t resident_must_tokens = 0;
     std::uint64_t fetched_tokens = 0;
     std::uint64_t prefetched_tokens = 0;
     double captured_mass = 0;
     std::uint64_t captured_heads = 0;
+    ///@}
     double agreement = 0;              ///< mean share of the next row's must blocks that were guessed
     std::uint64_t agreement_terms = 0; ///< guesses that mean is over
 };
@@ -63,51 +66,57 @@ struct LayerStats {
 struct StallStats {
     std::uint64_t steps = 0; ///< that the other numbers are over
     double p50_us = 0;       ///< per step, nearest rank
-    double p99_us = 0;
-    double mean_us = 0;
+    double p99_us = 0;       ///< the same
+    double mean_us = 0;      ///< per step
     double share = 0;        ///< of the steps' whole time
 };
 
 /// Where the memory is now. free + resident + pinned + in_flight == capacity, in slots, after every operation.
 struct SlotCounts {
-    std::int64_t capacity = 0;
-    std::int64_t free = 0;
+    std::int64_t capacity = 0;  ///< slots there are
+    std::int64_t free = 0;      ///< hold nothing
     std::int64_t resident = 0;  ///< hold a block and may be victims or belong to a logical set
     std::int64_t pinned = 0;    ///< read by the step in progress
     std::int64_t in_flight = 0; ///< target of a transfer
+    /// Field by field.
     friend constexpr bool operator==(const SlotCounts&, const SlotCounts&) = default;
 };
 
+/// All a cache says of itself at one moment.
 struct Stats {
-    Counters counters{};
-    SlotCounts slots{};
-    std::size_t fast_bytes = 0;         ///< in use: resident slots, native blocks, summaries
-    std::size_t fast_capacity = 0;
-    std::size_t native_bytes = 0;       ///< native blocks (the recent windows)
-    std::size_t summary_bytes = 0;
-    std::size_t slow_bytes = 0;         ///< coded blocks in the slow tier
-    std::size_t slow_capacity = 0;
-    std::uint64_t slow_bytes_read = 0;  ///< as the store counts them; 0 where it does not
-    std::uint64_t slow_bytes_written = 0;
-    std::int64_t sequences = 0;
-    std::int64_t blocks = 0;            ///< live blocks over all sequences, a shared one counted once
-    StallStats stall{};
+    Counters counters{};                  ///< since the cache was made
+    SlotCounts slots{};                   ///< of fast memory
+    std::size_t fast_bytes = 0;           ///< in use: resident slots, native blocks, summaries
+    std::size_t fast_capacity = 0;        ///< what fast_bytes may reach
+    std::size_t native_bytes = 0;         ///< native blocks (the recent windows)
+    std::size_t summary_bytes = 0;        ///< summary groups, open and closed
+    std::size_t slow_bytes = 0;           ///< coded blocks in the slow tier
+    std::size_t slow_capacity = 0;        ///< of the slow tier
+    std::uint64_t slow_bytes_read = 0;    ///< as the store counts them; 0 where it does not
+    std::uint64_t slow_bytes_written = 0; ///< the same
+    std::int64_t sequences = 0;           ///< live ones
+    std::int64_t blocks = 0;              ///< live blocks over all sequences, a shared one counted once
+    StallStats stall{};                   ///< of the latest decode steps
 };
 
+/// What became of a unit in a tier.
 enum class EventKind : std::uint8_t { kStored, kPromoted, kEvicted, kDropped, kRefused };
+/// Why it did.
 enum class EventReason : std::uint8_t { kSeal, kDemand, kPrefetch, kPressure, kRemoved, kTruncated, kStoreFailed };
 
 /// One change of where a head-block is. Replaying the stream gives the residency map.
 struct Event {
-    EventKind kind{};
-    EventReason reason{};
-    Tier tier{};
-    BlockId block = BlockId::kNone;
-    LayerId layer = -1;    ///< -1: all layers
-    std::int32_t set = -1; ///< KV head, or 0 in layer scope; -1: all
-    std::size_t bytes = 0;
+    EventKind kind{};               ///< what happened
+    EventReason reason{};           ///< why
+    Tier tier{};                    ///< where
+    BlockId block = BlockId::kNone; ///< of which block
+    LayerId layer = -1;             ///< -1: all layers
+    std::int32_t set = -1;          ///< KV head, or 0 in layer scope; -1: all
+    std::size_t bytes = 0;          ///< that moved
 };
 
+/// The word for it in logs and traces.
+///@{
 constexpr std::string_view name(EventKind kind) noexcept
 {
     constexpr std::string_view names[] = {"stored", "promoted", "evicted", "dropped", "refused"};
@@ -119,10 +128,12 @@ constexpr std::string_view name(EventReason reason) noexcept
     constexpr std::string_view names[] = {"seal", "demand", "prefetch", "pressure", "removed", "truncated", "store_failed"};
     return names[static_cast<int>(reason)];
 }
+///@}
 
 /// Stages of a step, for spans.
 enum class Stage : std::uint8_t { kAppend, kScore, kSelect, kResolve, kFetch, kAttend, kPrefill, kSeal, kPrefetch };
 
+/// The word for it in traces.
 constexpr std::string_view name(Stage stage) noexcept
 {
     constexpr std::string_view names[] = {"append", "score", "select", "resolve", "fetch", "attend", "prefill", "seal", "prefetch"};
@@ -132,15 +143,15 @@ constexpr std::string_view name(Stage stage) noexcept
 /// One unit's way from the slow tier to fast memory. `worker` numbers the threads that move demand, and apart from them
 /// those that prefetch, from 0; -1 is the thread that drives the cache.
 struct TransferSpan {
-    bool demand = false; ///< a step needs it; else it is moved ahead of need
-    LayerId layer = -1;
-    std::int32_t set = -1;
-    BlockId block = BlockId::kNone;
-    std::size_t bytes = 0;
-    std::int32_t worker = 0;
+    bool demand = false;                           ///< a step needs it; else it is moved ahead of need
+    LayerId layer = -1;                            ///< of the unit
+    std::int32_t set = -1;                         ///< KV head, or 0 in layer scope
+    BlockId block = BlockId::kNone;                ///< of the unit
+    std::size_t bytes = 0;                         ///< of the unit
+    std::int32_t worker = 0;                       ///< who moved it
     std::chrono::steady_clock::time_point begin{}; ///< when the worker took it up
-    std::chrono::steady_clock::time_point end{};
-    bool delivered = false; ///< false: it failed, or was cancelled or stale
+    std::chrono::steady_clock::time_point end{};   ///< when it was there, or given up
+    bool delivered = false;                        ///< false: it failed, or was cancelled or stale
 };
 
 /// A sink that wants transfers too. Workers call `on_transfer`, several at once.

@@ -23,20 +23,29 @@ namespace oasis {
 
 /// Compiles to nothing.
 struct NullTelemetry {
+    /// See the concept `Telemetry`.
+    ///@{
     static constexpr bool enabled = false;
     void on_event(const Event&) const noexcept {}
     void begin_span(Stage, LayerId) const noexcept {}
     void end_span(Stage, LayerId) const noexcept {}
     void on_transfer(const TransferSpan&) const noexcept {}
+    ///@}
 };
 
 /// Both sinks, in order; transfers reach those that take them. `A` and `B` may be references:
 /// `Fanout<EventLog&, ChromeTrace&>{log, trace}`.
 template <class A, class B> struct Fanout {
+    /// If one of them is.
     static constexpr bool enabled = std::remove_reference_t<A>::enabled || std::remove_reference_t<B>::enabled;
+    /// The sinks.
+    ///@{
     A first;
     B second;
+    ///@}
 
+    /// To both.
+    ///@{
     void on_event(const Event& event)
     {
         each([&](auto& sink) { sink.on_event(event); });
@@ -55,6 +64,7 @@ template <class A, class B> struct Fanout {
             if constexpr (TransferTelemetry<decltype(sink)>) { sink.on_transfer(transfer); }
         });
     }
+    ///@}
 
 private:
     template <class F> void each(F call)
@@ -67,6 +77,7 @@ private:
 /// Which units (layer, set) of which blocks are in which tier, as the events say. Takes room for live blocks alone.
 class ResidencyMap {
 public:
+    /// Of an empty cache.
     ResidencyMap(std::int32_t layers, std::int32_t sets) : layers_(layers), sets_(sets)
     {
         detail::expects(layers >= 1 && sets >= 1, "ResidencyMap: ", layers, " layers x ", sets,
@@ -97,6 +108,7 @@ public:
         return true;
     }
 
+    /// Whether the unit is in the tier.
     bool resident(Tier tier, BlockId block, LayerId layer, std::int32_t set) const
     {
         const auto found = map_.find(Key{tier, block});
@@ -113,6 +125,7 @@ public:
         return n;
     }
 
+    /// The same units in the same tiers.
     friend bool operator==(const ResidencyMap&, const ResidencyMap&) = default;
 
 private:
@@ -130,10 +143,14 @@ private:
 /// Keeps residency events in order, up to a bound. Thread-safe.
 class EventLog {
 public:
+    /// See the concept `Telemetry`.
     static constexpr bool enabled = true;
 
+    /// Keeps the first `capacity` events and counts the others.
     explicit EventLog(std::size_t capacity = std::numeric_limits<std::size_t>::max()) : capacity_(capacity) {}
 
+    /// See the concept `Telemetry`.
+    ///@{
     void on_event(const Event& event)
     {
         const std::scoped_lock lock(mutex_);
@@ -146,12 +163,15 @@ public:
     void begin_span(Stage, LayerId) const noexcept {}
     void end_span(Stage, LayerId) const noexcept {}
     void on_transfer(const TransferSpan&) const noexcept {}
+    ///@}
 
+    /// In the order in which they happened.
     std::vector<Event> events() const
     {
         const std::scoped_lock lock(mutex_);
         return events_;
     }
+    /// Events beyond the capacity.
     std::uint64_t dropped() const
     {
         const std::scoped_lock lock(mutex_);

@@ -11,6 +11,7 @@
 
 namespace oasis {
 
+/// What was moved so far, and how fast.
 struct TransferRates {
     std::uint64_t bytes = 0;         ///< of finished transfers
     std::uint64_t transfers = 0;     ///< finished
@@ -26,8 +27,10 @@ struct TransferRates {
 /// Thread-safe. Takes no memory per transfer.
 template <class Clock = std::chrono::steady_clock> class BasicTransferMeter {
 public:
+    /// When a transfer began.
     using Ticket = typename Clock::time_point;
 
+    /// A transfer begins.
     [[nodiscard]] Ticket begin()
     {
         const std::scoped_lock lock(mutex_);
@@ -47,6 +50,7 @@ public:
         if (--running_ == 0) { busy_ += seconds(now - busy_since_); }
     }
 
+    /// Of all that ran so far, running ones included.
     TransferRates rates() const
     {
         const std::scoped_lock lock(mutex_);
@@ -70,6 +74,7 @@ private:
     double summed_ = 0;
 };
 
+/// By the steady clock.
 using TransferMeter = BasicTransferMeter<>;
 
 } // namespace oasis

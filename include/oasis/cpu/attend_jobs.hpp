@@ -14,18 +14,18 @@ namespace oasis::cpu {
 
 /// How head-blocks look: K then V, contiguous, see pool/head_block.hpp.
 struct BlockFormat {
-    DType dtype = DType::kF32; ///< of the native form
-    BlockCode code = BlockCode::kNative;
-    std::int32_t block_tokens = 16;
-    std::int32_t head_dim = 64;
+    DType dtype = DType::kF32;           ///< of the native form
+    BlockCode code = BlockCode::kNative; ///< of the coded form
+    std::int32_t block_tokens = 16;      ///< 16, 32 or 64
+    std::int32_t head_dim = 64;          ///< channels
 };
 
 /// A head-block that one row reads: tokens [begin, end) of it.
 struct BlockRef {
-    const std::byte* data = nullptr;
-    std::int16_t begin = 0;
-    std::int16_t end = 0;
-    bool coded = false; ///< `code` form; false: native
+    const std::byte* data = nullptr; ///< the head-block, in fast memory
+    std::int16_t begin = 0;          ///< first token that is read
+    std::int16_t end = 0;            ///< one after the last
+    bool coded = false;              ///< `code` form; false: native
 };
 
 } // namespace oasis::cpu
@@ -46,10 +46,10 @@ namespace oasis::cpu {
 
 /// A part of one (row, KV head): at most `kChunkTokens` tokens of its set, in position order.
 struct AttendChunk {
-    BlockFormat format;
+    BlockFormat format; ///< of the blocks
     const float* q = nullptr; ///< [group, head_dim], already multiplied by the scale
-    std::int32_t group = 1;
-    std::span<const BlockRef> blocks{};
+    std::int32_t group = 1; ///< query heads of the KV head
+    std::span<const BlockRef> blocks{}; ///< in position order
     float* out = nullptr; ///< [group, head_dim] softmax-weighted mean of V; zeros for an empty set
     float* lse = nullptr; ///< [group] natural log; -inf for an empty set
 };
@@ -61,8 +61,8 @@ inline constexpr std::int32_t kChunkTokens = 256;
 /// One block as prefill reads it: rows old enough to see it in coded form use `coded`, the others `native`.
 /// With BlockCode::kNative only `native` is set, whatever tier the bytes come from.
 struct PrefillBlock {
-    const std::byte* native = nullptr;
-    const std::byte* coded = nullptr;
+    const std::byte* native = nullptr; ///< null where no row reads it
+    const std::byte* coded = nullptr;  ///< the same
 };
 
 /// Consecutive rows of one sequence and KV head against consecutive blocks. Row r sits at position first_position + r
@@ -71,15 +71,15 @@ struct PrefillBlock {
 /// + 1) * block_tokens - 1 <= p - recent. Results do not depend on how rows are grouped into jobs, nor on how blocks
 /// are cut into waves of whole key tiles.
 struct PrefillJob {
-    BlockFormat format;
+    BlockFormat format; ///< of the blocks
     const float* q = nullptr; ///< [rows, group, head_dim], already scaled
-    std::int32_t rows = 0;
-    std::int32_t group = 1;
-    TokenIndex first_position = 0;
+    std::int32_t rows = 0; ///< consecutive ones
+    std::int32_t group = 1; ///< query heads of the KV head
+    TokenIndex first_position = 0; ///< of row 0
     std::int32_t first_block = 0; ///< block position of blocks[0]; a multiple of kPrefillTileTokens / block_tokens
-    std::int32_t recent = 128;
-    std::int32_t window = 0;
-    std::span<const PrefillBlock> blocks{};
+    std::int32_t recent = 128;              ///< tokens of the native window
+    std::int32_t window = 0;                ///< tokens of a sliding-window layer; 0: none
+    std::span<const PrefillBlock> blocks{}; ///< consecutive ones
     float* out = nullptr;     ///< [rows, group, head_dim] running, unnormalised; zero before the first wave
     float* max = nullptr;     ///< [rows, group] running maximum; -inf before the first wave
     float* sum = nullptr;     ///< [rows, group] running sum; zero before the first wave
@@ -91,10 +91,10 @@ inline constexpr std::int32_t kPrefillTileRows = 32;   ///< rows a job should ho
 
 /// Exact log masses of blocks, for study: out[h * blocks + i] = log sum over the block's tokens of exp(q_h . k).
 struct MassJob {
-    BlockFormat format;
+    BlockFormat format; ///< of the blocks
     const float* q = nullptr; ///< [group, head_dim], already scaled
-    std::int32_t group = 1;
-    std::span<const BlockRef> blocks{};
+    std::int32_t group = 1; ///< query heads of the KV head
+    std::span<const BlockRef> blocks{}; ///< in position order
     float* log_mass = nullptr; ///< [group, blocks]; -inf for an empty block
 };
 

@@ -28,6 +28,7 @@ namespace oasis {
 /// A non-owning reference to a callable `void(std::size_t)`; lives no longer than the call that takes it.
 class TaskRef {
 public:
+    /// Of anything that can be called with an index.
     template <class F>
         requires(!std::is_same_v<std::remove_cvref_t<F>, TaskRef>)
     TaskRef(F&& f) noexcept // NOLINT: implicit on purpose, as std::function_ref
@@ -35,6 +36,7 @@ public:
           call_([](void* object, std::size_t i) { (*static_cast<std::remove_reference_t<F>*>(object))(i); })
     {
     }
+    /// Task i.
     void operator()(std::size_t i) const { call_(object_, i); }
 
 private:
@@ -210,8 +212,10 @@ private:
 /// Where work is put: a non-owning handle of an executor (CPU). Copies are cheap; there is no default queue.
 class Queue {
 public:
+    /// The executor must outlive the queue.
     explicit Queue(Executor& executor) noexcept : executor_(&executor) {}
     Queue(std::nullptr_t) = delete;
+    /// Where the work runs.
     Executor& executor() const noexcept { return *executor_; }
 
 private:

@@ -13,6 +13,7 @@
 
 namespace oasis::cuda {
 
+/// How far an arena may grow, and in what steps.
 struct ArenaOptions {
     std::size_t reserve_bytes = 0;                     ///< most it can ever hold; costs addresses only
     std::size_t granule_bytes = std::size_t{64} << 20; ///< unit of growth, rounded up to what the device maps
@@ -23,6 +24,8 @@ class Arena {
 public:
     /// On the current device. Throws `CudaError` where the driver is missing or refuses.
     explicit Arena(const ArenaOptions& options);
+    /// It moves; what it is moved from is empty.
+    ///@{
     Arena(Arena&& other) noexcept
         : device_(other.device_),
           data_(std::exchange(other.data_, nullptr)),
@@ -42,13 +45,17 @@ public:
         std::swap(peers_, other.peers_);
         return *this;
     }
+    ///@}
     /// The device must be done with the memory.
     ~Arena();
 
+    /// Where it begins; the address stays.
     std::byte* data() const noexcept { return data_; }
+    /// Bytes of addresses, the most it can hold.
     std::size_t reserved() const noexcept { return reserved_; }
     /// Bytes from `data()` on that can be used.
     std::size_t committed() const noexcept { return committed_; }
+    /// What it grows by.
     std::size_t granule() const noexcept { return granule_; }
 
     /// At least `bytes` can be used afterwards; false, with nothing changed, when the device has no memory for it. Throws

@@ -14,13 +14,14 @@ namespace oasis::cuda {
 /// The oldest architecture the kernels are written for: Hopper.
 inline constexpr int kMinimumArchitecture = 90;
 
+/// What kernels and plans have to know of a device.
 struct DeviceInfo {
-    int id = 0;
-    std::string name{};
-    int architecture = 0; ///< 90 for sm_90
-    int sm_count = 0;
-    std::size_t l2_bytes = 0;
-    std::size_t memory_bytes = 0;
+    int id = 0;                   ///< as CUDA counts them
+    std::string name{};           ///< as the driver calls it
+    int architecture = 0;         ///< 90 for sm_90
+    int sm_count = 0;             ///< streaming multiprocessors
+    std::size_t l2_bytes = 0;     ///< of the level 2 cache
+    std::size_t memory_bytes = 0; ///< of device memory in all
     std::size_t shared_bytes = 0; ///< the most shared memory that one CTA may ask for
 };
 
@@ -30,6 +31,7 @@ int device_count(std::string* reason = nullptr);
 /// The device that CUDA calls of this thread go to.
 int current_device();
 
+/// Throws `CudaError` for a device that is not there.
 DeviceInfo device_info(int device);
 
 /// Throws `Unsupported` with the device's name unless the kernels run on it.

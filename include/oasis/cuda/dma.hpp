@@ -18,12 +18,17 @@ namespace oasis::cuda {
 /// must not span two registrations of pinned memory (HostTier's chunks).
 class CopyBatch {
 public:
+    /// Of a piece.
     static constexpr std::size_t kMostBytes = std::size_t{4} << 20;
 
     /// `host` is pinned.
+    ///@{
     void add_to_device(void* device, const void* host, std::size_t bytes) { add(device, host, host, bytes); }
     void add_to_host(void* host, const void* device, std::size_t bytes) { add(host, device, host, bytes); }
+    ///@}
+    /// Pieces that were added.
     std::size_t pieces() const noexcept { return sizes_.size(); }
+    /// Forgets them.
     void clear() noexcept;
     /// Copies everything added, in any order among themselves, after the queue's earlier work. The batch may be cleared and filled again at once.
     void enqueue(Queue queue);
@@ -36,14 +41,18 @@ private:
     std::vector<std::size_t> sizes_;
 };
 
+/// How bytes cross the link: a kernel that reads host memory, or the copy engines.
 enum class TransferPath : std::uint8_t { kGather, kDma };
 
 /// Rates of both paths on this device and host, by bytes of a contiguous run and number of runs. The gather kernel moves a run in
 /// units.
 class TransferTable {
 public:
+    /// What is measured: bytes of a run, and runs.
+    ///@{
     static constexpr std::array<std::size_t, 6> kRunBytes{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20};
     static constexpr std::array<std::size_t, 3> kRuns{1, 8, 64};
+    ///@}
 
     /// Measures (about 0.1 s) with the first bytes of `tier` (pinned host memory) and of `slots` (device memory), whose content in the slots is
     /// lost; neither may be in use. Blocks. Combinations larger than either are estimated from the next smaller one.

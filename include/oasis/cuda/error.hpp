@@ -21,7 +21,9 @@ using oasis::detail::text;
 /// process fails the same way.
 class CudaError : public Error {
 public:
+    /// `text` has the call and the words for `code`.
     CudaError(cudaError_t code, const std::string& text) : Error(text), code_(code) {}
+    /// What the call returned.
     cudaError_t code() const noexcept { return code_; }
 
 private:

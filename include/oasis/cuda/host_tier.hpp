@@ -16,6 +16,7 @@
 
 namespace oasis::cuda {
 
+/// How much is pinned, and how.
 struct HostTierOptions {
     std::size_t bytes = 0;                          ///< rounded up to 4 MiB
     std::size_t chunk_bytes = std::size_t{1} << 30; ///< of one cudaHostRegister, which fails beyond 512 GiB
@@ -37,6 +38,8 @@ public:
     /// The tier, or (nothing, with `failure` filled) what was in the way. Throws `InvalidArgument` for options that can never work.
     static std::optional<HostTier> try_create(const HostTierOptions& options, PinFailure& failure);
 
+    /// It moves; what it is moved from is empty.
+    ///@{
     HostTier(HostTier&& other) noexcept
         : data_(std::exchange(other.data_, nullptr)),
           bytes_(std::exchange(other.bytes_, 0)),
@@ -54,11 +57,13 @@ public:
         std::swap(seconds_, other.seconds_);
         return *this;
     }
+    ///@}
     /// The device must be done with the memory.
     ~HostTier();
 
     /// Zeros at first. The same address is good in kernels.
     std::byte* data() const noexcept { return data_; }
+    /// Bytes.
     std::size_t size() const noexcept { return bytes_; }
     /// What `try_create` took.
     double setup_seconds() const noexcept { return seconds_; }

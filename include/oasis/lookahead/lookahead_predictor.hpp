@@ -21,21 +21,24 @@
 
 namespace oasis {
 
+/// What a predictor is made for.
 struct LookaheadOptions {
-    std::int32_t layers = 0;
-    std::int32_t sets = 0;        ///< selection sets of a layer
-    std::int32_t must_blocks = 0; ///< fetch budget in blocks; what a row has beyond it is not remembered
-    LookaheadSource source = LookaheadSource::kRows;
+    std::int32_t layers = 0;                         ///< of the model
+    std::int32_t sets = 0;                           ///< selection sets of a layer
+    std::int32_t must_blocks = 0;                    ///< fetch budget in blocks; what a row has beyond it is not remembered
+    LookaheadSource source = LookaheadSource::kRows; ///< which row's set is the guess
 };
 
 /// How well guesses fit: mean over guesses of |guess and actual| / |actual|, for the row that really followed.
 struct Agreement {
-    double mean = 0;
+    double mean = 0;         ///< 0 without guesses
     std::uint64_t terms = 0; ///< guesses that a row followed
 };
 
 /// Guesses nothing.
 struct NoLookahead {
+    /// See the concept `LookaheadPolicy`.
+    ///@{
     void observe_row(SequenceId, LayerId, std::int32_t, std::int32_t, std::span<const std::int32_t>,
                      bool) const noexcept
     {
@@ -44,6 +47,7 @@ struct NoLookahead {
     void accepted(SequenceId, std::int32_t) const noexcept {}
     void copy(SequenceId, SequenceId) const noexcept {}
     void forget(SequenceId) const noexcept {}
+    ///@}
 };
 
 /// The must sets of one step's rows, and what they say of the next step. Memory is taken once per live sequence, at its
@@ -53,6 +57,7 @@ public:
     /// Rows of one sequence in a step: verify rows, then lookahead rows.
     static constexpr std::int32_t kStepRows = kMaxVerifyRows + kMaxLookaheadRows;
 
+    /// Throws `InvalidArgument` for sizes below 1.
     explicit LookaheadPredictor(const LookaheadOptions& options) : options_(options)
     {
         detail::expects(options.layers >= 1 && options.sets >= 1 && options.must_blocks >= 1,
@@ -138,6 +143,7 @@ public:
         target = memories_.find(raw(from))->second;
     }
 
+    /// The sequence is gone.
     void forget(SequenceId sequence)
     {
         const auto found = memories_.find(raw(sequence));
@@ -155,6 +161,7 @@ public:
         return mean_of(sum);
     }
 
+    /// Of one layer.
     Agreement agreement(LayerId layer) const
     {
         detail::expects(layer >= 0 && layer < options_.layers, "LookaheadPredictor: layer ", layer, " is outside ",

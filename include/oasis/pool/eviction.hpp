@@ -29,6 +29,7 @@ public:
         frontier_.reserve(slots);
     }
 
+    /// The slot holds a block that was last read at `now`.
     void on_insert(SlotId slot, std::uint64_t now)
     {
         const std::size_t i = index(slot);
@@ -46,6 +47,7 @@ public:
         if (where_[index(slot)] != kAbsent) { on_insert(slot, now); }
     }
 
+    /// The slot is empty.
     void on_erase(SlotId slot)
     {
         const std::int32_t hole = std::exchange(where_[index(slot)], kAbsent);
@@ -138,6 +140,8 @@ private:
 /// one. One bit of history instead of an order: reads cost a store and nothing else.
 class ClockEviction {
 public:
+    /// See the concept `EvictionPolicy`.
+    ///@{
     void resize(std::size_t slots)
     {
         state_.resize(slots, kAbsent);
@@ -165,6 +169,7 @@ public:
     }
 
     std::size_t metadata_bytes() const noexcept { return state_.capacity(); }
+    ///@}
 
 private:
     enum State : std::uint8_t { kAbsent, kPresent, kMarked };

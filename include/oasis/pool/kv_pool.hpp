@@ -23,23 +23,28 @@ namespace oasis {
 
 /// Forms that must be made again from others after a truncation or at a shared prefix, in this order.
 struct Reopened {
+    /// A native block to be made from its coded form.
     struct Decode {
         BlockId from = BlockId::kNone; ///< sealed: its coded form is in the slow tier
         std::byte* to = nullptr;       ///< native cell to fill
     };
-    std::vector<Decode> blocks;
-    std::vector<std::int32_t> groups;  ///< group positions whose native form is to be rebuilt from keys
-    std::vector<std::int32_t> close;   ///< group positions to be rebuilt and coded, in native form only meanwhile
+    std::vector<Decode> blocks;       ///< first
+    std::vector<std::int32_t> groups; ///< group positions whose native form is to be rebuilt from keys
+    std::vector<std::int32_t> close;  ///< group positions to be rebuilt and coded, in native form only meanwhile
 };
 
+/// Blocks, slots, block tables, shared prefixes and the memory of all tiers.
+///
 /// Invariants: a slot is never reused while a reader, writer or transfer of it is outstanding; free + resident + pinned + in flight ==
 /// capacity after every operation; a block's forms live as long as somebody may read them; growth that does not fit is a value that
 /// names the tier, and changes nothing.
 template <EvictionPolicy Eviction, SlowStore Store, class Hasher = ChainHasher>
 class KVPool {
 public:
+    /// Blocks by id.
     using Blocks = BlockPool<Store, Hasher>;
 
+    /// Throws `InvalidArgument` when fast memory does not hold the landing slots of one step.
     KVPool(const PoolShape& shape, Eviction eviction, std::unique_ptr<Store> store)
         : shape_(shape), slots_({shape.unit_bytes, shape.config.shape.layers, shape.sets, shape.blocks}, std::move(eviction)),
           blocks_(shape.blocks, shape.native_cell_bytes, std::move(store)),
@@ -51,6 +56,8 @@ public:
         }
     }
 
+    /// The parts: sizes, slots of fast memory, blocks, summary groups.
+    ///@{
     const PoolShape& shape() const noexcept { return shape_; }
     SlotTable<Eviction>& slots() noexcept { return slots_; }
     const SlotTable<Eviction>& slots() const noexcept { return slots_; }
@@ -58,16 +65,22 @@ public:
     const Blocks& blocks() const noexcept { return blocks_; }
     GroupPool& groups() noexcept { return groups_; }
     const GroupPool& groups() const noexcept { return groups_; }
+    ///@}
 
+    /// Null when there is no such sequence.
+    ///@{
     Sequence* find(SequenceId id) noexcept
     {
         const auto found = sequences_.find(raw(id));
         return found == sequences_.end() ? nullptr : found->second.get();
     }
     const Sequence* find(SequenceId id) const noexcept { return const_cast<KVPool*>(this)->find(id); }
+    ///@}
+    /// Live ones, preempted ones included.
     std::int64_t sequences() const noexcept { return static_cast<std::int64_t>(sequences_.size()); }
     /// Of those, in fast memory.
     std::int64_t active() const noexcept { return sequences() - preempted_; }
+    /// Calls `f` with each; in no order.
     template <class F>
     void for_each_sequence(F&& f)
     {
@@ -143,16 +156,20 @@ public:
     /// No tier can deliver the block: the sequences that hold it are lost from there on, and nobody finds it by prefix.
     void mark_lost(BlockId block);
 
+    /// Forgets blocks that no sequence holds.
     void drop_cached_prefixes() { blocks_.drop_all_cached(drop_slots()); }
 
+    /// Whether evictions and drops are kept for `drain_events`.
     void record_events(bool on)
     {
         record_ = on;
         slots_.record_evictions(on);
     }
-    /// Evictions and drops since the last call.
+    /// Evictions and drops since the last call, or evictions alone.
+    ///@{
     void drain_events(Journal& journal);
     void drain_evictions(Journal& journal);
+    ///@}
 
     /// Everything of the sequence that is in fast memory alone goes to the slow tier, and its place is given back: native blocks, summaries,
     /// logical sets with their stamps. Nothing is changed when the slow tier has no room; throws `StoreError` when it fails, and then neither.
@@ -161,6 +178,7 @@ public:
     /// slow tier does not deliver.
     std::optional<Full> try_resume(Sequence& sequence);
 
+    /// False when there is no such sequence.
     bool remove(SequenceId id)
     {
         Sequence* sequence = find(id);
@@ -209,6 +227,8 @@ public:
         };
     }
 
+    /// Where a head's part lies: of a native block, of a group in native form, in the form it is coded from, and coded.
+    ///@{
     std::byte* native(BlockId block, LayerId layer, std::int32_t head) noexcept
     {
         return blocks_[block].native + head_index(layer, head) * shape_.head_block.native_bytes();
@@ -216,12 +236,15 @@ public:
     std::byte* native_group(GroupId group, LayerId layer, std::int32_t head) noexcept { return cell(groups_[group].native, layer, head, shape_.summary.native_bytes()); }
     std::byte* sealed_group(GroupId group, LayerId layer, std::int32_t head) noexcept { return cell(groups_[group].sealed, layer, head, shape_.summary.native_bytes()); }
     std::byte* coded_group(GroupId group, LayerId layer, std::int32_t head) noexcept { return cell(groups_[group].coded, layer, head, shape_.summary.coded_bytes()); }
+    ///@}
 
+    /// Native blocks, summaries and slots that are not free.
     std::size_t fast_bytes_in_use() const noexcept
     {
         return blocks_.native().bytes_in_use() + groups_.native_bytes() + groups_.coded_bytes() +
                std::size_t(slots_.counts().capacity - slots_.counts().free) * shape_.unit_bytes;
     }
+    /// What was given, or what is held when fast memory grows as needed.
     std::size_t fast_capacity() const noexcept
     {
         return shape_.config.fast_bytes ? shape_.config.fast_bytes

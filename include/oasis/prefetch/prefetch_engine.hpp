@@ -19,21 +19,23 @@
 
 namespace oasis {
 
+/// How a transfer ended.
 enum class TransferOutcome : std::uint8_t {
-    kLanded,
+    kLanded, ///< the unit is in its slot
     kStale,  ///< nobody wanted it any more when it arrived
     kFailed, ///< the store did not deliver: the slot is free again
 };
 
 /// A transfer that is over.
 struct Settled {
-    Transfer transfer{};
-    TransferOutcome outcome = TransferOutcome::kLanded;
+    Transfer transfer{};                                ///< what was to be moved
+    TransferOutcome outcome = TransferOutcome::kLanded; ///< what became of it
 };
 
 /// What a link really does, from the transfers themselves: bytes over the time in which at least one ran. Old measurements fade.
 class LinkRate {
 public:
+    /// A transfer that delivered `bytes`.
     void add(const Transfer& transfer, std::size_t bytes) noexcept
     {
         const auto from = std::max(transfer.begin, busy_until_);
@@ -57,6 +59,8 @@ private:
     double seconds_ = 0;
 };
 
+/// Moves units from the slow tier into slots: demand before guesses, nothing that is stale or cancelled is consumed.
+///
 /// `Blocks` is a BlockPool: it keeps a block's place in the store for as long as a transfer of it is under way.
 template <EvictionPolicy Eviction, class Blocks>
 class PrefetchEngine {
@@ -68,6 +72,7 @@ public:
     {
     }
 
+    /// Whether there are threads for transfers.
     bool in_background() const noexcept { return queue_.threads() > 0; }
 
     /// Plans the copy of a unit that has no slot, to be started by `start`. Nothing when no slot can be had: see SlotTable::no_victim. Demand
@@ -180,7 +185,9 @@ public:
         while (wait()) { settle_early(); }
     }
 
+    /// Transfers that are begun or planned in the background.
     std::int64_t outstanding() const { return in_background() ? queue_.outstanding() : 0; }
+    /// What the link was seen to do.
     const LinkRate& rate() const noexcept { return rate_; }
 
 private:

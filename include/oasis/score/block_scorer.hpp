@@ -30,29 +30,33 @@ namespace oasis {
 /// position is <= p - recent, else in native form; of that, the sub-blocks that are complete at p. Its last, incomplete
 /// sub-block [p / t * t, p] comes from its tail. A row at a negative position is padding: all its log masses are -inf.
 struct ScoreJob {
-    const float* q = nullptr;      ///< [rows, group, head_dim], not scaled
-    std::int64_t q_row_stride = 0; ///< floats between rows
-    std::int32_t rows = 0;
-    std::int32_t group = 0;
-    float scale = 0.0F;
+    const float* q = nullptr;                  ///< [rows, group, head_dim], not scaled
+    std::int64_t q_row_stride = 0;             ///< floats between rows
+    std::int32_t rows = 0;                     ///< verify and lookahead rows
+    std::int32_t group = 0;                    ///< query heads of the KV head
+    float scale = 0.0F;                        ///< of the logits
     const TokenIndex* position = nullptr;      ///< [rows]
     const std::byte* const* tail = nullptr;    ///< [rows]; not read where (position + 1) is a multiple of the sub-block
     std::span<const SummaryGroupRef> groups{}; ///< groups[i] is group first_group + i
-    std::int32_t first_group = 0;
-    std::int32_t recent = 0;
-    /// [rows, group, stride]: entry (block - first_group * blocks_per_group); -inf beyond the row's position
-    float* log_mass = nullptr;
-    std::int64_t stride = 0; ///< at least groups.size() * blocks_per_group
+    std::int32_t first_group = 0;              ///< position of groups[0]
+    std::int32_t recent = 0;                   ///< tokens of the native window
+    float* log_mass = nullptr;                 ///< [rows, group, stride], entry (block - first_group * blocks_per_group); -inf beyond the row's position
+    std::int64_t stride = 0;                   ///< at least groups.size() * blocks_per_group
 };
 
+/// Summaries of keys, and what a query makes of them.
+///
 /// Not thread-bound: every member is const and may run on many threads at once, but one group is written by one thread at a
 /// time: its sub-blocks share a header. Nothing allocates.
 template <SummaryPolicy S = StockSummary> class BlockScorer {
 public:
+    /// Throws `InvalidArgument` for shapes that are not supported, with the value.
     BlockScorer(S policy, SummaryOptions options, int head_dim, int block_tokens,
                 const cpu::ScoreKernels& kernels = cpu::score_kernels());
 
+    /// Where the parts of a group lie.
     const SummaryLayout& layout() const noexcept { return layout_; }
+    /// Whether no block holds more mass than its score says.
     bool is_upper_bound() const noexcept { return layout_.upper_bound; }
 
     /// Summary of sub-block `s` of a group from its keys (1..tokens of them), rounded as the native form rounds.
@@ -62,6 +66,7 @@ public:
     void write_tail(std::byte* tail, KeyRows keys) const;
     /// Codes the first `sub_blocks` sub-blocks of a group from its native form.
     void close_group(const std::byte* native, std::int32_t sub_blocks, std::byte* coded) const;
+    /// Estimates the log mass of every block for every row and query head: one pass over the summaries.
     void score(const ScoreJob& job) const;
 
 private:

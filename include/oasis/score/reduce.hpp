@@ -47,6 +47,7 @@ inline float log_normaliser(const float* x, std::int32_t blocks, std::int32_t bl
 
 } // namespace detail
 
+/// Query heads of a KV head, at most.
 inline constexpr int kMaxGroup = 256;
 
 /// Scores of one (row, KV head). kMax: the maximum over heads of the raw log masses. kSoftmaxMax: the maximum of (log

@@ -153,6 +153,7 @@ inline std::int32_t count_for_mass(const Candidates& candidates, float top_p, st
 /// `InvalidArgument` for budgets below the number of forced blocks. Cost: four passes over the scores, no memory from
 /// the heap.
 struct TopKSelection {
+    /// Ranks the scores and chooses by both budgets.
     void select(const SelectionInput& in, SelectionOutput& out) const
     {
         const std::int32_t forced = check(in, out);

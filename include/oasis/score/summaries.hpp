@@ -20,13 +20,17 @@ public:
     /// 1/2 for keys that vary alike in every direction. Queries look where keys vary more: docs/design/score.md has what was measured.
     static constexpr float kSpreadFactor = 0.6F;
 
+    /// Throws `InvalidArgument` for an unknown kind.
     explicit StockSummary(SummaryKind kind = SummaryKind::kSpread) : kind_(kind)
     {
         detail::expects(static_cast<std::uint8_t>(kind) <= static_cast<std::uint8_t>(SummaryKind::kOracle),
                         "StockSummary: unknown summary kind ", int(kind));
     }
 
+    /// What was asked for.
     SummaryKind kind() const noexcept { return kind_; }
+    /// See the concept `SummaryPolicy`.
+    ///@{
     std::int32_t planes() const noexcept
     {
         switch (kind_) {
@@ -63,6 +67,7 @@ public:
         for (std::int32_t c = 0; c < head_dim; ++c) { square += weights.plane[0][c] * weights.plane[0][c]; }
         *weights.spread = kSpreadFactor * square / static_cast<float>(head_dim);
     }
+    ///@}
 
 private:
     static void mean(KeyRows keys, float* out)
@@ -129,8 +134,10 @@ private:
 /// Min/max alone: a summary that is known to be an upper bound when the program is compiled, as `MissPolicy::kBounded` in a policy set asks.
 class MinMaxSummary : public StockSummary {
 public:
+    /// What `MissPolicy::kBounded` in a policy set asks for.
     static constexpr bool kUpperBound = true;
 
+    /// Throws `InvalidArgument` for another kind.
     explicit MinMaxSummary(SummaryKind kind = SummaryKind::kMinMax) : StockSummary(kind)
     {
         detail::expects(kind == SummaryKind::kMinMax, "MinMaxSummary: summary.kind is ", int(kind), "; it must be kMinMax (",

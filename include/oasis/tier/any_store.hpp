@@ -19,6 +19,7 @@ namespace oasis {
 /// Any store as a `SlowTier`. Counters and reasons that the store does not have read as 0 and empty.
 template <SlowStore Store> class StoreAdapter final : public SlowTier {
 public:
+    /// Takes the store over.
     explicit StoreAdapter(std::unique_ptr<Store> store) : store_(std::move(store))
     {
         detail::expects(store_ != nullptr, "StoreAdapter: the store is null.");
@@ -55,6 +56,7 @@ public:
         }
     }
 
+    /// The store itself.
     Store& store() noexcept { return *store_; }
 
 private:
@@ -72,12 +74,17 @@ template <SlowStore Store> std::unique_ptr<SlowTier> erase_store(std::unique_ptr
 /// Owns a slow tier and is a `SlowStore` itself. From `StoreOptions` it holds a `RamStore`.
 class AnyStore {
 public:
+    /// Memory of these sizes, or the tier that is given.
+    ///@{
     explicit AnyStore(const StoreOptions& options) : AnyStore(erase_store(std::make_unique<RamStore>(options))) {}
     explicit AnyStore(std::unique_ptr<SlowTier> tier) : tier_(std::move(tier))
     {
         detail::expects(tier_ != nullptr, "AnyStore: the slow tier is null.");
     }
+    ///@}
 
+    /// See `SlowTier`.
+    ///@{
     bool reserve(BlockId block) { return tier_->reserve(block); }
     void release(BlockId block) { tier_->release(block); }
     bool write(const StorePiece& piece) { return tier_->write(piece); }
@@ -87,9 +94,13 @@ public:
     std::uint64_t bytes_read() const { return tier().bytes_read(); }
     std::uint64_t bytes_written() const { return tier().bytes_written(); }
     std::string last_error() const { return tier().last_error(); }
+    ///@}
 
+    /// The tier itself.
+    ///@{
     SlowTier& tier() noexcept { return *tier_; }
     const SlowTier& tier() const noexcept { return *tier_; }
+    ///@}
 
 private:
     std::unique_ptr<SlowTier> tier_;

@@ -30,9 +30,12 @@ namespace oasis {
 /// begins while threads catch up may hold what they were late with.
 class LinkClock {
 public:
+    /// What times are read from.
     using Clock = std::chrono::steady_clock;
 
+    /// What is asked for within this of a thread's last piece counts as asked for with it.
     static constexpr std::chrono::nanoseconds kBackToBack = std::chrono::microseconds(20);
+    /// What a late riser may catch up with.
     static constexpr std::chrono::nanoseconds kMostLag = std::chrono::milliseconds(50);
     /// Of the rate, used: a thread's usual 0.1 ms of lateness does not take 50 ms in the middle of a run above it.
     static constexpr double kHeadroom = 0.99;
@@ -44,6 +47,7 @@ public:
         std::int64_t due = 0;   ///< the last byte arrives
     };
 
+    /// Throws `InvalidArgument` for a rate or latency that cannot be.
     LinkClock(double bytes_per_second, std::chrono::nanoseconds latency)
         : ticks_per_byte_(1e9 * kTick / (bytes_per_second * kHeadroom)), latency_(latency.count() * kTick)
     {

@@ -23,6 +23,8 @@
 
 namespace oasis {
 
+/// The slow tier in ordinary memory.
+///
 /// Memory is taken in chunks of whole blocks as blocks are reserved; a chunk without blocks is given back. Memory that
 /// was never written costs no physical pages. A unit that was not written since its block was reserved is not
 /// delivered.
@@ -33,6 +35,7 @@ namespace oasis {
 /// is undefined.
 class RamStore {
 public:
+    /// Takes no memory yet. Throws `InvalidArgument` for sizes that cannot be.
     explicit RamStore(const StoreOptions& options) : options_(options)
     {
         detail::expects(options.unit_bytes >= 1, "RamStore: unit_bytes is 0.");
@@ -73,6 +76,8 @@ public:
         return true;
     }
 
+    /// See the concept `SlowStore`.
+    ///@{
     void release(BlockId block)
     {
         const std::scoped_lock alone(lock_);
@@ -117,9 +122,13 @@ public:
 
     std::size_t bytes_used() const noexcept { return live_.load(std::memory_order_relaxed) * block_bytes_; }
     std::size_t capacity_bytes() const noexcept { return options_.capacity_bytes; }
+    ///@}
     /// Bytes of all chunks that are held now: bytes_used rounded up to chunks.
     std::size_t bytes_committed() const noexcept { return committed_.load(std::memory_order_relaxed); }
+    /// Bytes of all units of a block.
     std::size_t block_bytes() const noexcept { return block_bytes_; }
+    /// Bytes of units stored and delivered.
+    ///@{
     std::uint64_t bytes_written() const noexcept
     {
         std::uint64_t sum = 0;
@@ -132,6 +141,7 @@ public:
         for (const Counts& c : counts_) { sum += c.read.load(std::memory_order_relaxed); }
         return sum;
     }
+    ///@}
 
 private:
     static constexpr std::size_t kChunkBytes = std::size_t{8} << 20;

@@ -14,9 +14,10 @@
 
 namespace oasis {
 
+/// What a cache asks of its slow tier.
 struct StoreOptions {
-    std::size_t unit_bytes = 0; ///< one coded head-block (all heads of a block in layer scope)
-    std::int32_t layers = 0;
+    std::size_t unit_bytes = 0;     ///< one coded head-block (all heads of a block in layer scope)
+    std::int32_t layers = 0;        ///< of the model
     std::int32_t sets = 0;          ///< selection sets of a layer
     std::size_t capacity_bytes = 0; ///< never exceeded; a block takes unit_bytes * layers * sets
 };
@@ -27,15 +28,20 @@ class SlowTier {
 public:
     virtual ~SlowTier() = default;
 
+    /// See the concept `SlowStore`.
+    ///@{
     virtual bool reserve(BlockId block) = 0;
     virtual void release(BlockId block) = 0;
     virtual bool write(const StorePiece& piece) = 0;
     virtual bool read(const StorePiece& piece) = 0;
     virtual std::size_t bytes_used() const = 0;
     virtual std::size_t capacity_bytes() const = 0;
+    ///@}
     /// Bytes of all pieces that were delivered and stored; 0 where the store does not count them.
+    ///@{
     virtual std::uint64_t bytes_read() const = 0;
     virtual std::uint64_t bytes_written() const = 0;
+    ///@}
     /// Why the last call that failed did; empty where the store keeps no reasons.
     virtual std::string last_error() const = 0;
 

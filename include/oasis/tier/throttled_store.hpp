@@ -17,12 +17,15 @@
 
 namespace oasis {
 
+/// The link that is imitated.
 struct ThrottleOptions {
-    double bytes_per_second = 0.0; ///< of all threads together
-    std::chrono::nanoseconds latency{0};
-    bool throttle_writes = false; ///< writes take turns with reads on the same link
+    double bytes_per_second = 0.0;       ///< of all threads together
+    std::chrono::nanoseconds latency{0}; ///< between a piece's leaving the link and its arrival
+    bool throttle_writes = false;        ///< writes take turns with reads on the same link
 };
 
+/// A store behind a link of a given rate and latency, for studies.
+///
 /// A read sleeps until its piece has crossed the link (see `LinkClock`), then copies it: what arrives late is written
 /// late. A read that the inner store refuses has taken the link's time all the same. `bytes_read` and `bytes_written`
 /// count what was delivered and stored, in here. Threads: as the inner store.
@@ -31,6 +34,7 @@ struct ThrottleOptions {
 /// 100 us on a virtual machine. The rate holds all the same, for pieces of any size.
 template <SlowStore Inner = RamStore> class ThrottledStore {
 public:
+    /// Around a store whose units have `unit_bytes`.
     ThrottledStore(std::unique_ptr<Inner> inner, std::size_t unit_bytes, const ThrottleOptions& options)
         : inner_(std::move(inner)),
           unit_bytes_(unit_bytes),
@@ -47,6 +51,8 @@ public:
     {
     }
 
+    /// See the concept `SlowStore`.
+    ///@{
     bool reserve(BlockId block) { return inner_->reserve(block); }
     void release(BlockId block) { inner_->release(block); }
 
@@ -69,9 +75,13 @@ public:
     std::size_t capacity_bytes() const { return inner().capacity_bytes(); }
     std::uint64_t bytes_read() const noexcept { return bytes_read_.load(std::memory_order_relaxed); }
     std::uint64_t bytes_written() const noexcept { return bytes_written_.load(std::memory_order_relaxed); }
+    ///@}
 
+    /// The store behind the link.
+    ///@{
     Inner& inner() noexcept { return *inner_; }
     const Inner& inner() const noexcept { return *inner_; }
+    ///@}
 
 private:
     template <class Pass> bool over_the_link(const Pass& pass)
