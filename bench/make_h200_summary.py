@@ -15,12 +15,12 @@ def attend_keys():
     return keys | {"attend_int8_us_b64": ("attend", "int8/block16/batch64", "us")}
 
 
-# key: (benchmark, row, number); score and select on the device are one row, resolve is not there yet.
+# key: (benchmark, row, number); score and select are one row, resolve has its own.
 KEYS = attend_keys() | {
     "score_hbm_share_b64_128k_q8": ("score", "spread2_b64_128k_q8", "hbm_share"),
     "score_hbm_share_b64_128k_q32": ("score", "spread2_b64_128k_q32", "hbm_share"),
-    "score_select_resolve_us_b8_128k": ("score", "spread2_b8_128k_q8", "score_select_resolve_us"),
-    "score_select_resolve_us_b64_32k": ("score", "spread2_b64_32k_q8", "score_select_resolve_us"),
+    "resolve_us_b8_128k": ("resolve", "b8_128k_verify1_lookahead1", "resolve_us"),
+    "resolve_us_b64_32k": ("resolve", "b64_32k_verify1_lookahead1", "resolve_us"),
     "score_select_us_b8_128k": ("score", "spread2_b8_128k_q8", "score_select_us"),
     "score_select_us_b64_32k": ("score", "spread2_b64_32k_q8", "score_select_us"),
     "select_us_64x8192": ("select", "64x8192", "select_us"),
