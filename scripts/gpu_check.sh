@@ -57,7 +57,7 @@ stage_test() { ctest --test-dir "$build" -L '^cuda$' -LE consumer --output-on-fa
 
 # Everything once under memcheck is too slow: the plainest cases of each test, and races in shared memory.
 stage_sanitize() {
-    local sanitizer filter='*Stale*:*PREF_10*:*Slices*:Shapes/*.*/0:*CopiesAndFills*:*ATTN_02*:*SCORE_02*' test
+    local sanitizer filter='*Stale*:*PREF_10*:*Slices*:Shapes/*.*/0:*CopiesAndFills*:*ATTN_02*:*SCORE_02*:Resolve.Long*:Resolve.ACell*' test
     sanitizer="$(find_tool compute-sanitizer)"
     for test in "$build"/tests/cuda_*_test; do
         "$sanitizer" --tool memcheck --error-exitcode 9 "$test" --gtest_brief=1 --gtest_filter="$filter"
