@@ -53,10 +53,10 @@ struct Case {
     std::int32_t block_tokens = 16;
     std::int32_t batch = 1;
     std::int32_t rows = 1;
-    std::int32_t tokens_low = 2048;  ///< of a list, drawn between the two
+    std::int32_t tokens_low = 2048; ///< of a list, drawn between the two
     std::int32_t tokens_high = 2048;
-    std::int32_t row_tokens = 0;     ///< of the list that each row reads; 0: all
-    std::int32_t lists = 1;          ///< nodes of a chain
+    std::int32_t row_tokens = 0; ///< of the list that each row reads; 0: all
+    std::int32_t lists = 1;      ///< nodes of a chain
     std::int32_t ring_depth = 0;
     std::int32_t ctas_per_sm = 0;
 };
@@ -72,8 +72,8 @@ public:
         if (c.code == BlockCode::kNative) {
             fill_native<<<1024, 256, 0, queue.stream()>>>(reinterpret_cast<std::uint16_t*>(pool_.data()), pool_.bytes() / 2);
         } else {
-            fill_int8<<<1024, 256, 0, queue.stream()>>>(reinterpret_cast<std::uint8_t*>(pool_.data()), pool_.bytes(), layout_.int8_bytes(), layout_.int8_scales_offset(),
-                                                        layout_.int8_tag_offset());
+            fill_int8<<<1024, 256, 0, queue.stream()>>>(reinterpret_cast<std::uint8_t*>(pool_.data()), pool_.bytes(), layout_.int8_bytes(),
+                                                        layout_.int8_scales_offset(), layout_.int8_tag_offset());
         }
         check_launch("fill");
         const std::size_t rows = std::size_t(c.batch) * std::size_t(c.rows);
@@ -88,9 +88,16 @@ public:
     void enqueue(Queue queue, std::int32_t list)
     {
         const std::size_t n = std::size_t(case_.batch) * kKvHeads;
-        plan_.enqueue(queue, {.q = q_.data(), .blocks = blocks_.data() + std::size_t(list) * n * std::size_t(max_blocks()), .block_counts = counts_.data() + std::size_t(list) * n,
-                              .row_starts = starts_.data(), .first_positions = positions_.data(), .slots = pool_.data(), .out = out_.data(), .workspace = workspace_.data(),
-                              .sequences = case_.batch, .out_dtype = DType::kBF16});
+        plan_.enqueue(queue, {.q = q_.data(),
+                              .blocks = blocks_.data() + std::size_t(list) * n * std::size_t(max_blocks()),
+                              .block_counts = counts_.data() + std::size_t(list) * n,
+                              .row_starts = starts_.data(),
+                              .first_positions = positions_.data(),
+                              .slots = pool_.data(),
+                              .out = out_.data(),
+                              .workspace = workspace_.data(),
+                              .sequences = case_.batch,
+                              .out_dtype = DType::kBF16});
     }
     const AttendConfig& planned() const { return plan_.config(); }
 
@@ -98,14 +105,24 @@ private:
     std::int32_t max_blocks() const { return case_.tokens_high / case_.block_tokens; }
     AttendConfig config() const
     {
-        return {.dtype = DType::kBF16, .code = case_.code, .head_dim = kHeadDim, .q_heads = kQHeads, .kv_heads = kKvHeads, .block_tokens = case_.block_tokens,
-                .max_sequences = case_.batch, .max_rows = case_.rows, .max_blocks = max_blocks(), .ring_depth = case_.ring_depth, .ctas_per_sm = case_.ctas_per_sm};
+        return {.dtype = DType::kBF16,
+                .code = case_.code,
+                .head_dim = kHeadDim,
+                .q_heads = kQHeads,
+                .kv_heads = kKvHeads,
+                .block_tokens = case_.block_tokens,
+                .max_sequences = case_.batch,
+                .max_rows = case_.rows,
+                .max_blocks = max_blocks(),
+                .ring_depth = case_.ring_depth,
+                .ctas_per_sm = case_.ctas_per_sm};
     }
 
     template <class T> static DeviceBuffer<T> upload(const std::vector<T>& values)
     {
         DeviceBuffer<T> buffer(values.size());
-        check(::cudaMemcpy(buffer.data(), values.data(), buffer.bytes(), cudaMemcpyHostToDevice), "cudaMemcpy of ", buffer.bytes(), " bytes");
+        check(::cudaMemcpy(buffer.data(), values.data(), buffer.bytes(), cudaMemcpyHostToDevice), "cudaMemcpy of ", buffer.bytes(),
+              " bytes");
         return buffer;
     }
 
@@ -126,7 +143,8 @@ private:
             all += std::size_t(counts[i]);
             AttendBlock* list = blocks.data() + i * std::size_t(max_blocks());
             for (std::int32_t b = 0; b < counts[i]; ++b) {
-                list[b] = {static_cast<std::int64_t>(slots[next++] * layout_.coded_bytes()), b, static_cast<std::uint8_t>((1 << case_.rows) - 1), 0, 0};
+                list[b] = {static_cast<std::int64_t>(slots[next++] * layout_.coded_bytes()), b,
+                           static_cast<std::uint8_t>((1 << case_.rows) - 1), 0, 0};
             }
             if (case_.row_tokens) { choose_rows(list, counts[i], random); }
         }
@@ -147,7 +165,9 @@ private:
         for (std::int32_t b = 0; b < count; ++b) { list[b].rows = 0; }
         for (std::int32_t row = 0; row < case_.rows; ++row) {
             std::shuffle(order.begin(), order.end(), random);
-            for (std::int32_t b = 0; b < case_.row_tokens / case_.block_tokens; ++b) { list[order[std::size_t(b)]].rows |= static_cast<std::uint8_t>(1 << row); }
+            for (std::int32_t b = 0; b < case_.row_tokens / case_.block_tokens; ++b) {
+                list[order[std::size_t(b)]].rows |= static_cast<std::uint8_t>(1 << row);
+            }
         }
     }
 
@@ -171,21 +191,40 @@ std::vector<Case> cases()
     std::vector<Case> all;
     for (const std::int32_t block : {16, 32}) {
         for (const std::int32_t batch : {1, 4, 16, 64, 256}) {
-            all.push_back({.name = "bf16/block" + std::to_string(block) + "/batch" + std::to_string(batch), .block_tokens = block, .batch = batch,
+            all.push_back({.name = "bf16/block" + std::to_string(block) + "/batch" + std::to_string(batch),
+                           .block_tokens = block,
+                           .batch = batch,
                            .lists = std::clamp(32 / batch, 1, 16)});
         }
     }
     for (const std::int32_t batch : {1, 16, 64, 256}) {
-        all.push_back({.name = "int8/block16/batch" + std::to_string(batch), .code = BlockCode::kInt8, .batch = batch, .lists = std::clamp(32 / batch, 1, 16)});
+        all.push_back({.name = "int8/block16/batch" + std::to_string(batch),
+                       .code = BlockCode::kInt8,
+                       .batch = batch,
+                       .lists = std::clamp(32 / batch, 1, 16)});
     }
     all.push_back({.name = "bf16/block16/batch64/1024-2048", .batch = 64, .tokens_low = 1024});
-    all.push_back({.name = "bf16/block16/batch64/rows8/union2560", .batch = 64, .rows = 8, .tokens_low = 2560, .tokens_high = 2560, .row_tokens = 2048});
-    all.push_back({.name = "int8/block16/batch64/rows8/union2560", .code = BlockCode::kInt8, .batch = 64, .rows = 8, .tokens_low = 2560, .tokens_high = 2560, .row_tokens = 2048});
+    all.push_back({.name = "bf16/block16/batch64/rows8/union2560",
+                   .batch = 64,
+                   .rows = 8,
+                   .tokens_low = 2560,
+                   .tokens_high = 2560,
+                   .row_tokens = 2048});
+    all.push_back({.name = "int8/block16/batch64/rows8/union2560",
+                   .code = BlockCode::kInt8,
+                   .batch = 64,
+                   .rows = 8,
+                   .tokens_low = 2560,
+                   .tokens_high = 2560,
+                   .row_tokens = 2048});
     for (const std::int32_t batch : {1, 4, 16, 64}) { // what the defaults were picked from
         for (const auto& [depth, ctas] : {std::pair{2, 1}, {2, 2}, {2, 3}, {3, 1}, {3, 2}, {3, 3}, {4, 1}, {4, 2}}) {
             const std::string suffix = "/batch" + std::to_string(batch) + "/depth" + std::to_string(depth) + "/ctas" + std::to_string(ctas);
             all.push_back({.name = "tune/bf16" + suffix, .batch = batch, .ring_depth = depth, .ctas_per_sm = ctas});
-            if (batch == 64) { all.push_back({.name = "tune/int8" + suffix, .code = BlockCode::kInt8, .batch = batch, .ring_depth = depth, .ctas_per_sm = ctas}); }
+            if (batch == 64) {
+                all.push_back(
+                    {.name = "tune/int8" + suffix, .code = BlockCode::kInt8, .batch = batch, .ring_depth = depth, .ctas_per_sm = ctas});
+            }
         }
     }
     return all;
@@ -202,11 +241,13 @@ int run(const Options& options)
     report.add("hbm_read", {{"gbps", hbm}});
     StreamRead flush(4 * device_info(current_device()).l2_bytes);
     const auto before = [&](int) { flush.enqueue(queue); };
-    report.add("empty_kernel", {{"us", median_graph_us(queue, options.repetitions, [&] { nothing<<<1, 32, 0, queue.stream()>>>(); }, before)}});
+    report.add("empty_kernel", {{"us", median_graph_us(
+                                           queue, options.repetitions, [&] { nothing<<<1, 32, 0, queue.stream()>>>(); }, before)}});
     for (const Case& c : cases()) {
         if (!options.runs(c.name)) { continue; }
         Setup setup(queue, c);
-        const double us = median_graph_us(queue, options.repetitions, [&] { setup.enqueue(queue, 0); }, before);
+        const double us = median_graph_us(
+            queue, options.repetitions, [&] { setup.enqueue(queue, 0); }, before);
         double chain = us;
         if (c.lists > 1) {
             const auto all = [&] {
@@ -215,7 +256,11 @@ int run(const Options& options)
             chain = median_graph_us(queue, options.repetitions, all, before) / c.lists;
         }
         const double gbps = setup.bytes() / 1e3 / us;
-        report.add(c.name, {{"us", us}, {"us_in_chain", chain}, {"gbps", gbps}, {"hbm_share", gbps / hbm}, {"depth", double(setup.planned().ring_depth)},
+        report.add(c.name, {{"us", us},
+                            {"us_in_chain", chain},
+                            {"gbps", gbps},
+                            {"hbm_share", gbps / hbm},
+                            {"depth", double(setup.planned().ring_depth)},
                             {"ctas", double(setup.planned().ctas_per_sm)}});
     }
     return 0;

@@ -27,10 +27,10 @@ struct Supported {
 };
 
 constexpr Supported kSupported[] = {
-    {DType::kF16, 64, &detail::attend_kernel<f16, 64>},   {DType::kF16, 80, &detail::attend_kernel<f16, 80>},
-    {DType::kF16, 96, &detail::attend_kernel<f16, 96>},   {DType::kF16, 128, &detail::attend_kernel<f16, 128>},
-    {DType::kF16, 256, &detail::attend_kernel<f16, 256>}, {DType::kBF16, 64, &detail::attend_kernel<bf16, 64>},
-    {DType::kBF16, 80, &detail::attend_kernel<bf16, 80>}, {DType::kBF16, 96, &detail::attend_kernel<bf16, 96>},
+    {DType::kF16, 64, &detail::attend_kernel<f16, 64>},     {DType::kF16, 80, &detail::attend_kernel<f16, 80>},
+    {DType::kF16, 96, &detail::attend_kernel<f16, 96>},     {DType::kF16, 128, &detail::attend_kernel<f16, 128>},
+    {DType::kF16, 256, &detail::attend_kernel<f16, 256>},   {DType::kBF16, 64, &detail::attend_kernel<bf16, 64>},
+    {DType::kBF16, 80, &detail::attend_kernel<bf16, 80>},   {DType::kBF16, 96, &detail::attend_kernel<bf16, 96>},
     {DType::kBF16, 128, &detail::attend_kernel<bf16, 128>}, {DType::kBF16, 256, &detail::attend_kernel<bf16, 256>},
 };
 
@@ -47,18 +47,23 @@ void check_config(const AttendConfig& c)
                                        " tokens; supported: ", supported_attention(), "."));
     }
     expects(c.max_sequences >= 1, "AttendPlan: max_sequences is ", c.max_sequences, ", at least 1 is needed.");
-    expects(c.max_rows >= 1 && c.max_rows <= detail::kAttendMaxRows, "AttendPlan: max_rows is ", c.max_rows, ", 1 to ", detail::kAttendMaxRows, " are allowed.");
+    expects(c.max_rows >= 1 && c.max_rows <= detail::kAttendMaxRows, "AttendPlan: max_rows is ", c.max_rows, ", 1 to ",
+            detail::kAttendMaxRows, " are allowed.");
     expects(c.max_blocks >= 1, "AttendPlan: max_blocks is ", c.max_blocks, ", at least 1 is needed.");
-    expects(c.ring_depth == 0 || (c.ring_depth >= 1 && c.ring_depth <= detail::kAttendMaxDepth), "AttendPlan: ring_depth is ", c.ring_depth, ", 1 to ", detail::kAttendMaxDepth, " are allowed.");
+    expects(c.ring_depth == 0 || (c.ring_depth >= 1 && c.ring_depth <= detail::kAttendMaxDepth), "AttendPlan: ring_depth is ", c.ring_depth,
+            ", 1 to ", detail::kAttendMaxDepth, " are allowed.");
     expects(c.ctas_per_sm >= 0, "AttendPlan: ctas_per_sm is ", c.ctas_per_sm, ".");
 }
 
 AttendKernel kernel_for(const AttendConfig& config)
 {
     for (const Supported& entry : kSupported) {
-        if (entry.dtype == config.dtype && entry.head_dim == config.head_dim) { return entry.kernel(config.code, config.max_rows * group_of(config)); }
+        if (entry.dtype == config.dtype && entry.head_dim == config.head_dim) {
+            return entry.kernel(config.code, config.max_rows * group_of(config));
+        }
     }
-    throw Unsupported(detail::text("AttendPlan: ", name(config.dtype), " with head_dim ", config.head_dim, "; supported: ", supported_attention(), "."));
+    throw Unsupported(
+        detail::text("AttendPlan: ", name(config.dtype), " with head_dim ", config.head_dim, "; supported: ", supported_attention(), "."));
 }
 
 std::int32_t chunk_blocks(const AttendConfig& config) { return detail::kAttendChunkTokens / config.block_tokens; }
@@ -71,12 +76,14 @@ std::size_t chunks_of(const AttendConfig& config)
 
 void check_params(const AttendConfig& config, const AttendParams& params)
 {
-    const bool pointers = params.q && params.blocks && params.block_counts && params.row_starts && params.first_positions && params.slots && params.out && params.workspace;
-    expects(pointers, "AttendPlan::enqueue: a null pointer among q, blocks, block_counts, row_starts, first_positions, slots, out, workspace.");
-    expects(params.sequences >= 0 && params.sequences <= config.max_sequences, "AttendPlan::enqueue: ", params.sequences, " sequences, planned for at most ",
-            config.max_sequences, ".");
-    expects(params.out_dtype == DType::kF32 || params.out_dtype == config.dtype, "AttendPlan::enqueue: out in ", name(params.out_dtype), "; f32 or ", name(config.dtype),
-            " can be written.");
+    const bool pointers = params.q && params.blocks && params.block_counts && params.row_starts && params.first_positions && params.slots &&
+                          params.out && params.workspace;
+    expects(pointers,
+            "AttendPlan::enqueue: a null pointer among q, blocks, block_counts, row_starts, first_positions, slots, out, workspace.");
+    expects(params.sequences >= 0 && params.sequences <= config.max_sequences, "AttendPlan::enqueue: ", params.sequences,
+            " sequences, planned for at most ", config.max_sequences, ".");
+    expects(params.out_dtype == DType::kF32 || params.out_dtype == config.dtype, "AttendPlan::enqueue: out in ", name(params.out_dtype),
+            "; f32 or ", name(config.dtype), " can be written.");
     expects(params.window >= 0, "AttendPlan::enqueue: a window of ", params.window, " tokens.");
     expects(std::isfinite(params.scale) && params.scale >= 0.0F, "AttendPlan::enqueue: scale is ", params.scale, ".");
 }
@@ -107,7 +114,9 @@ AttendPlan::AttendPlan(const AttendConfig& config) : config_(config)
     expects(units < std::numeric_limits<std::int32_t>::max() / 2, "AttendPlan: ", units, " chunks are more than a launch can count.");
 
     // Few chunks: one CTA on an SM, with all of a chunk in flight. Many: several, so that one loads while another computes.
-    const auto bytes_at = [&](std::int32_t depth) { return std::size_t(kernel.fixed_bytes) + 2 * std::size_t(depth) * std::size_t(kernel.stage_bytes); };
+    const auto bytes_at = [&](std::int32_t depth) {
+        return std::size_t(kernel.fixed_bytes) + 2 * std::size_t(depth) * std::size_t(kernel.stage_bytes);
+    };
     const bool few = units <= std::size_t(device.sm_count);
     const std::size_t ctas = config_.ctas_per_sm ? std::size_t(config_.ctas_per_sm) : few ? 1 : std::size_t(kernel.ctas_per_sm);
     const std::size_t room = device.shared_bytes / ctas - (ctas > 1 ? kReservedBytes : 0);
@@ -117,10 +126,11 @@ AttendPlan::AttendPlan(const AttendConfig& config) : config_(config)
     }
     while (config_.ring_depth > 1 && bytes_at(config_.ring_depth) > device.shared_bytes) { --config_.ring_depth; }
     shared_bytes_ = bytes_at(config_.ring_depth);
-    check(::cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes_)), "cudaFuncSetAttribute of ", shared_bytes_,
-          " bytes of shared memory");
+    check(::cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes_)),
+          "cudaFuncSetAttribute of ", shared_bytes_, " bytes of shared memory");
     int fit = 0;
-    check(::cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel_, detail::kAttendThreads, shared_bytes_), "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    check(::cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel_, detail::kAttendThreads, shared_bytes_),
+          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
     config_.ctas_per_sm = std::clamp(static_cast<int>(ctas), 1, std::max(fit, 1));
     grid_ = static_cast<std::uint32_t>(std::min(units, std::size_t(device.sm_count) * std::size_t(config_.ctas_per_sm)));
 
@@ -131,7 +141,8 @@ AttendPlan::AttendPlan(const AttendConfig& config) : config_(config)
 
 void AttendPlan::enqueue_prepare(Queue queue, std::byte* workspace) const
 {
-    check(::cudaMemsetAsync(workspace, 0, states_offset_, queue.stream()), "cudaMemsetAsync of ", states_offset_, " bytes of an attention workspace");
+    check(::cudaMemsetAsync(workspace, 0, states_offset_, queue.stream()), "cudaMemsetAsync of ", states_offset_,
+          " bytes of an attention workspace");
 }
 
 void AttendPlan::enqueue(Queue queue, const AttendParams& params) const
@@ -158,8 +169,8 @@ void AttendPlan::enqueue(Queue queue, const AttendParams& params) const
     job.states = reinterpret_cast<float2*>(params.workspace + states_offset_);
     job.sums = reinterpret_cast<float*>(params.workspace + sums_offset_);
     void* arguments[] = {&job};
-    check(::cudaLaunchKernel(kernel_, dim3(grid_), dim3(detail::kAttendThreads), arguments, shared_bytes_, queue.stream()), "attention kernel: ", grid_, " CTAs of ",
-          detail::kAttendThreads, " threads and ", shared_bytes_, " bytes of shared memory");
+    check(::cudaLaunchKernel(kernel_, dim3(grid_), dim3(detail::kAttendThreads), arguments, shared_bytes_, queue.stream()),
+          "attention kernel: ", grid_, " CTAs of ", detail::kAttendThreads, " threads and ", shared_bytes_, " bytes of shared memory");
 }
 
 } // namespace oasis::cuda

@@ -18,9 +18,11 @@ protected:
     static std::vector<float> row_of(const AttendWorld& world, const AttendResult& result, std::int32_t row)
     {
         const std::size_t n = std::size_t(world.q_heads()) * 128;
-        std::vector<float> out(result.out.begin() + std::ptrdiff_t(std::size_t(row) * n), result.out.begin() + std::ptrdiff_t(std::size_t(row + 1) * n));
+        std::vector<float> out(result.out.begin() + std::ptrdiff_t(std::size_t(row) * n),
+                               result.out.begin() + std::ptrdiff_t(std::size_t(row + 1) * n));
         const std::size_t heads = std::size_t(world.q_heads());
-        out.insert(out.end(), result.lse.begin() + std::ptrdiff_t(std::size_t(row) * heads), result.lse.begin() + std::ptrdiff_t(std::size_t(row + 1) * heads));
+        out.insert(out.end(), result.lse.begin() + std::ptrdiff_t(std::size_t(row) * heads),
+                   result.lse.begin() + std::ptrdiff_t(std::size_t(row + 1) * heads));
         return out;
     }
 };
@@ -37,7 +39,8 @@ TEST_P(AttendExact, ATTN_15_ARowDoesNotSeeItsNeighbours)
     for (std::size_t s = 0; s < world.sequences().size(); ++s) {
         for (std::int32_t row = 0; row < world.sequences()[s].rows; ++row) {
             const AttendWorld one = world.only(s, row);
-            EXPECT_TRUE(same_bits(row_of(world, together, first + row), row_of(one, one.run(queue()), 0))) << "sequence " << s << " row " << row;
+            EXPECT_TRUE(same_bits(row_of(world, together, first + row), row_of(one, one.run(queue()), 0)))
+                << "sequence " << s << " row " << row;
         }
         first += world.sequences()[s].rows;
     }
@@ -124,8 +127,17 @@ TEST_P(AttendExact, ATTN_14_GraphReplayWithOtherListsEqualsEager)
     const auto workspace = poisoned<std::byte>(queue(), plan.workspace_bytes());
     plan.enqueue_prepare(queue(), workspace.data());
     queue().synchronize();
-    const AttendParams params{.q = q.data(), .blocks = blocks.data(), .block_counts = counts.data(), .row_starts = starts.data(), .first_positions = positions.data(),
-                              .slots = slots.data(), .native = native.data(), .out = out.data(), .lse = lse.data(), .workspace = workspace.data(), .sequences = 4};
+    const AttendParams params{.q = q.data(),
+                              .blocks = blocks.data(),
+                              .block_counts = counts.data(),
+                              .row_starts = starts.data(),
+                              .first_positions = positions.data(),
+                              .slots = slots.data(),
+                              .native = native.data(),
+                              .out = out.data(),
+                              .lse = lse.data(),
+                              .workspace = workspace.data(),
+                              .sequences = 4};
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t replay = nullptr;
     check(::cudaStreamBeginCapture(queue().stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");

@@ -45,7 +45,9 @@ TEST_P(AttendKinds, EqualsTheOracleOverRandomShapes)
         for (std::int32_t s = any(1, 3); s > 0; --s) { sequences.push_back({any(0, 700), round % 2 ? any(1, 8) : 1, 0.1 * any(1, 10)}); }
         const AttendWorld world(shape, sequences, static_cast<std::uint64_t>(round), any(0, 40));
         expect_attention(world, world.run(queue()), shape.dtype);
-        if (HasFatalFailure()) { FAIL() << "round " << round << " group " << shape.group << " block " << shape.block_tokens << " window " << shape.window; }
+        if (HasFatalFailure()) {
+            FAIL() << "round " << round << " group " << shape.group << " block " << shape.block_tokens << " window " << shape.window;
+        }
     }
 }
 
@@ -70,7 +72,8 @@ TEST_F(AttendCases, ATTN_01_InfinityInUnusedPlaces)
         const std::uint16_t infinity = dtype == DType::kF16 ? 0x7C00 : 0x7F80;
         for (std::size_t list = 0; list < world.counts().size(); ++list) {
             const std::int32_t last = world.counts()[list] - 1;
-            auto* elements = reinterpret_cast<std::uint16_t*>(world.bytes_of(world.blocks()[list * std::size_t(world.max_blocks()) + std::size_t(last)]));
+            auto* elements = reinterpret_cast<std::uint16_t*>(
+                world.bytes_of(world.blocks()[list * std::size_t(world.max_blocks()) + std::size_t(last)]));
             std::replace(elements, elements + 2 * 16 * 128, std::uint16_t{0xFFFF}, infinity);
         }
         expect_attention(world, world.run(queue()), dtype);
@@ -82,15 +85,21 @@ TEST_F(AttendCases, ATTN_02_EmptySetsGiveZerosAndChangeNoOtherRow)
     const AttendShape shape{.head_dim = 128, .kv_heads = 1};
     AttendWorld world(shape, {{300, 1, 0.5}, {300, 3, 0.5}, {40, 1, 1.0}}, 11);
     const AttendResult before = world.run(queue());
-    world.counts()[0] = 0;                                                                // a list without blocks
-    for (std::int32_t i = 0; i < world.counts()[1]; ++i) { world.blocks()[std::size_t(world.max_blocks() + i)].rows &= 0b101; } // a row without blocks
+    world.counts()[0] = 0; // a list without blocks
+    for (std::int32_t i = 0; i < world.counts()[1]; ++i) {
+        world.blocks()[std::size_t(world.max_blocks() + i)].rows &= 0b101;
+    } // a row without blocks
     const AttendResult after = world.run(queue());
     expect_attention(world, after, shape.dtype);
     const std::size_t row = std::size_t(shape.group) * 128;
     for (const std::size_t empty : {std::size_t{0}, std::size_t{2}}) {
         for (std::size_t i = 0; i < row; ++i) { ASSERT_EQ(after.out[empty * row + i], 0.0F); }
     }
-    for (const std::size_t kept : {1U, 3U, 4U}) { EXPECT_TRUE(std::equal(before.out.begin() + std::ptrdiff_t(kept * row), before.out.begin() + std::ptrdiff_t((kept + 1) * row), after.out.begin() + std::ptrdiff_t(kept * row))) << kept; }
+    for (const std::size_t kept : {1U, 3U, 4U}) {
+        EXPECT_TRUE(std::equal(before.out.begin() + std::ptrdiff_t(kept * row), before.out.begin() + std::ptrdiff_t((kept + 1) * row),
+                               after.out.begin() + std::ptrdiff_t(kept * row)))
+            << kept;
+    }
 }
 
 TEST_F(AttendCases, ATTN_05_EveryGroupUpTo16AndASentenceBeyond)
@@ -115,7 +124,8 @@ TEST(AttendPlanChecks, ATTN_05_ATTN_12_RefusalsListWhatIsSupported)
         return std::string("accepted");
     };
     const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
-    EXPECT_PRED2(has, refusal([](AttendConfig& c) { c.head_dim = 100; }), "head_dim 100; supported: f16 and bf16, head_dim 64, 80, 96, 128, 256");
+    EXPECT_PRED2(has, refusal([](AttendConfig& c) { c.head_dim = 100; }),
+                 "head_dim 100; supported: f16 and bf16, head_dim 64, 80, 96, 128, 256");
     EXPECT_PRED2(has, refusal([](AttendConfig& c) { c.dtype = DType::kF32; }), "f32 with head_dim 128; supported:");
     EXPECT_PRED2(has, refusal([](AttendConfig& c) { c.q_heads = 34; }), "34 query heads on 2 KV heads");
     EXPECT_PRED2(has, refusal([](AttendConfig& c) { c.q_heads = 9; }), "1 to 16 query heads on a KV head");
@@ -163,8 +173,16 @@ TEST_F(AttendCases, ATTN_07_OffsetsBeyond32Bits)
     const auto lse = poisoned<float>(queue(), std::size_t(world.q_heads()));
     const auto workspace = poisoned<std::byte>(queue(), plan.workspace_bytes());
     plan.enqueue_prepare(queue(), workspace.data());
-    plan.enqueue(queue(), {.q = q.data(), .blocks = list.data(), .block_counts = counts.data(), .row_starts = starts.data(), .first_positions = positions.data(),
-                           .slots = arena.data(), .out = out.data(), .lse = lse.data(), .workspace = workspace.data(), .sequences = 1});
+    plan.enqueue(queue(), {.q = q.data(),
+                           .blocks = list.data(),
+                           .block_counts = counts.data(),
+                           .row_starts = starts.data(),
+                           .first_positions = positions.data(),
+                           .slots = arena.data(),
+                           .out = out.data(),
+                           .lse = lse.data(),
+                           .workspace = workspace.data(),
+                           .sequences = 1});
     expect_attention(world, {download(queue(), out), download(queue(), lse)}, shape.dtype);
 }
 

@@ -46,7 +46,10 @@ struct AttendResult {
 class AttendWorld {
 public:
     AttendWorld(const AttendShape& shape, std::vector<AttendSequence> sequences, std::uint64_t seed, std::int32_t spare_blocks = 0)
-        : shape_(shape), sequences_(std::move(sequences)), random_(seed), layout_{shape.dtype, shape.code, shape.block_tokens, shape.head_dim}
+        : shape_(shape),
+          sequences_(std::move(sequences)),
+          random_(seed),
+          layout_{shape.dtype, shape.code, shape.block_tokens, shape.head_dim}
     {
         std::int64_t most = 1;
         row_starts_.push_back(0);
@@ -101,14 +104,24 @@ public:
     std::vector<std::int32_t>& counts() { return counts_; }
     std::vector<float>& q() { return q_; }
     std::int32_t max_blocks() const { return max_blocks_; }
-    std::size_t list_of(std::size_t sequence, std::int32_t head) const { return sequence * std::size_t(shape_.kv_heads) + std::size_t(head); }
+    std::size_t list_of(std::size_t sequence, std::int32_t head) const
+    {
+        return sequence * std::size_t(shape_.kv_heads) + std::size_t(head);
+    }
 
     AttendConfig config() const
     {
         std::int32_t most_rows = 1;
         for (const AttendSequence& s : sequences_) { most_rows = std::max(most_rows, s.rows); }
-        return {.dtype = shape_.dtype, .code = shape_.code, .head_dim = shape_.head_dim, .q_heads = q_heads(), .kv_heads = shape_.kv_heads, .block_tokens = shape_.block_tokens,
-                .max_sequences = static_cast<std::int32_t>(sequences_.size()), .max_rows = most_rows, .max_blocks = max_blocks_};
+        return {.dtype = shape_.dtype,
+                .code = shape_.code,
+                .head_dim = shape_.head_dim,
+                .q_heads = q_heads(),
+                .kv_heads = shape_.kv_heads,
+                .block_tokens = shape_.block_tokens,
+                .max_sequences = static_cast<std::int32_t>(sequences_.size()),
+                .max_rows = most_rows,
+                .max_blocks = max_blocks_};
     }
 
     /// The bytes of the head-block of an entry, to spoil them.
@@ -139,8 +152,11 @@ public:
         std::vector<oracle::Attention> heads;
         for (std::int32_t h = kv_head * shape_.group; h < (kv_head + 1) * shape_.group; ++h) {
             oracle::Row query;
-            const std::size_t at = (std::size_t(row_starts_[sequence] + row) * std::size_t(q_heads()) + std::size_t(h)) * std::size_t(shape_.head_dim);
-            for (std::int32_t c = 0; c < shape_.head_dim; ++c) { query.push_back(double(q_[at + std::size_t(c)]) / std::sqrt(double(shape_.head_dim))); }
+            const std::size_t at =
+                (std::size_t(row_starts_[sequence] + row) * std::size_t(q_heads()) + std::size_t(h)) * std::size_t(shape_.head_dim);
+            for (std::int32_t c = 0; c < shape_.head_dim; ++c) {
+                query.push_back(double(q_[at + std::size_t(c)]) / std::sqrt(double(shape_.head_dim)));
+            }
             heads.push_back(oracle::attend(query, keys, values));
         }
         return heads;
@@ -181,7 +197,8 @@ private:
         std::vector<std::byte> bytes;
     };
 
-    void run_into(Queue queue, const AttendConfig& config, const std::vector<AttendPhase>& phases, DType out_dtype, void* out, float* lse) const
+    void run_into(Queue queue, const AttendConfig& config, const std::vector<AttendPhase>& phases, DType out_dtype, void* out,
+                  float* lse) const
     {
         const AttendPlan plan(config);
         const auto q = upload(queue, encoded(q_));
@@ -193,9 +210,19 @@ private:
         const auto native = upload(queue, native_);
         const auto workspace = poisoned<std::byte>(queue, plan.workspace_bytes());
         plan.enqueue_prepare(queue, workspace.data());
-        AttendParams params{.q = q.data(), .blocks = blocks.data(), .block_counts = counts.data(), .row_starts = starts.data(), .first_positions = positions.data(),
-                            .slots = slots.data(), .native = native.data(), .out = out, .lse = lse, .workspace = workspace.data(),
-                            .sequences = static_cast<std::int32_t>(sequences_.size()), .out_dtype = out_dtype, .window = shape_.window};
+        AttendParams params{.q = q.data(),
+                            .blocks = blocks.data(),
+                            .block_counts = counts.data(),
+                            .row_starts = starts.data(),
+                            .first_positions = positions.data(),
+                            .slots = slots.data(),
+                            .native = native.data(),
+                            .out = out,
+                            .lse = lse,
+                            .workspace = workspace.data(),
+                            .sequences = static_cast<std::int32_t>(sequences_.size()),
+                            .out_dtype = out_dtype,
+                            .window = shape_.window};
         for (const AttendPhase phase : phases) {
             params.phase = phase;
             plan.enqueue(queue, params);
@@ -205,7 +232,10 @@ private:
 
     double uniform() { return std::uniform_real_distribution<double>(-1.0, 1.0)(random_); }
     float rounded(double x) const { return shape_.dtype == DType::kF16 ? to_float(to_f16(float(x))) : to_float(to_bf16(float(x))); }
-    std::int64_t blocks_of(const AttendSequence& s) const { return (s.first_position + s.rows + shape_.block_tokens - 1) / shape_.block_tokens; }
+    std::int64_t blocks_of(const AttendSequence& s) const
+    {
+        return (s.first_position + s.rows + shape_.block_tokens - 1) / shape_.block_tokens;
+    }
     bool is_native(const AttendBlock& block) const { return shape_.code == BlockCode::kNative || (block.flags & AttendBlock::kNativeForm); }
 
     void fill_list(std::size_t s, std::int32_t h)
@@ -223,7 +253,8 @@ private:
                 const bool old = (j + 1) * shape_.block_tokens - 1 <= position - shape_.recent;
                 (old ? coded_rows : native_rows) |= static_cast<std::uint8_t>(1 << r);
             }
-            Content native = content(std::min<std::int64_t>(shape_.block_tokens, sequence.first_position + sequence.rows - j * shape_.block_tokens));
+            Content native =
+                content(std::min<std::int64_t>(shape_.block_tokens, sequence.first_position + sequence.rows - j * shape_.block_tokens));
             if (coded_rows) { push(list, j, coded_rows, 0, shape_.code == BlockCode::kInt8 ? coded(native) : native); }
             if (native_rows) { push(list, j, native_rows, AttendBlock::kNativeForm, native); }
         }
@@ -247,7 +278,8 @@ private:
                     const float x = rounded(side ? shape_.amplitude * uniform() : 2.0 * uniform());
                     row[c] = x;
                     const std::uint16_t bits = shape_.dtype == DType::kF16 ? to_f16(x).bits : to_bf16(x).bits;
-                    std::memcpy(result.bytes.data() + std::size_t(side) * layout_.native_v_offset() + 2 * (std::size_t(t) * row.size() + c), &bits, 2);
+                    std::memcpy(result.bytes.data() + std::size_t(side) * layout_.native_v_offset() + 2 * (std::size_t(t) * row.size() + c),
+                                &bits, 2);
                 }
                 target.push_back(std::move(row));
             }

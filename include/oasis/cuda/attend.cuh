@@ -19,7 +19,8 @@ template <class Element> __device__ __forceinline__ void write_output(const Atte
     if (params.out_dtype == DType::kF32) {
         *reinterpret_cast<float4*>(static_cast<float*>(params.out) + at) = value;
     } else {
-        *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(params.out) + at) = {pack<Element>(value.x, value.y), pack<Element>(value.z, value.w)};
+        *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(params.out) + at) = {pack<Element>(value.x, value.y),
+                                                                                   pack<Element>(value.z, value.w)};
     }
 }
 
@@ -68,8 +69,10 @@ template <class Traits> __device__ void merge_chunks(const AttendJob& job, const
         }
         const float share = mass == 0.0F ? 0.0F : 1.0F / mass;
         const int row = row_of_query(job, query);
-        const std::int64_t head = std::int64_t{work.first_row + row} * (job.heads * job.kv_heads) + work.group % job.kv_heads * job.heads + query - row * job.heads;
-        write_output<typename Traits::Element>(job.params, head * Traits::kHeadDim + 4 * (i % kQuads), {sum.x * share, sum.y * share, sum.z * share, sum.w * share});
+        const std::int64_t head = std::int64_t{work.first_row + row} * (job.heads * job.kv_heads) + work.group % job.kv_heads * job.heads +
+                                  query - row * job.heads;
+        write_output<typename Traits::Element>(job.params, head * Traits::kHeadDim + 4 * (i % kQuads),
+                                               {sum.x * share, sum.y * share, sum.z * share, sum.w * share});
         if (job.params.lse && i % kQuads == 0) {
             constexpr float kLn2 = 0.693147180559945309F;
             job.params.lse[head] = mass == 0.0F ? -INFINITY : (top + log2f(mass)) * kLn2;
@@ -95,16 +98,19 @@ template <class Traits> __global__ void __launch_bounds__(kAttendThreads, Traits
 
 template <class Traits> AttendKernel attend_kernel_of()
 {
-    return {reinterpret_cast<const void*>(&attend<Traits>), Traits::kQueries, int{sizeof(AttendShared<Traits>)}, Traits::kStageBytes, Traits::kCtasPerSm};
+    return {reinterpret_cast<const void*>(&attend<Traits>), Traits::kQueries, int{sizeof(AttendShared<Traits>)}, Traits::kStageBytes,
+            Traits::kCtasPerSm};
 }
 
 template <class Element, int kHeadDim> AttendKernel attend_kernel(BlockCode code, std::int32_t queries)
 {
     const bool few = queries <= 8;
     if (code == BlockCode::kInt8) {
-        return few ? attend_kernel_of<AttendTraits<Element, kHeadDim, true, 1>>() : attend_kernel_of<AttendTraits<Element, kHeadDim, true, 4>>();
+        return few ? attend_kernel_of<AttendTraits<Element, kHeadDim, true, 1>>()
+                   : attend_kernel_of<AttendTraits<Element, kHeadDim, true, 4>>();
     }
-    return few ? attend_kernel_of<AttendTraits<Element, kHeadDim, false, 1>>() : attend_kernel_of<AttendTraits<Element, kHeadDim, false, 4>>();
+    return few ? attend_kernel_of<AttendTraits<Element, kHeadDim, false, 1>>()
+               : attend_kernel_of<AttendTraits<Element, kHeadDim, false, 4>>();
 }
 
 } // namespace oasis::cuda::detail

@@ -12,14 +12,13 @@
 
 namespace oasis::cuda::detail {
 
-template <class Traits>
-struct alignas(128) AttendShared {
+template <class Traits> struct alignas(128) AttendShared {
     std::uint16_t weights[Traits::kStageGroups][Traits::kQueryTiles][kAttendGroupTokens][8];
     std::uint8_t queries[2][Traits::kQueries * Traits::kNativeRow];
     std::uint8_t half_queries[Traits::kCoded ? Traits::kQueries * Traits::kNativeRow : 16]; ///< f16, scaled, in the codes' order
-    float peaks[Traits::kStageGroups][Traits::kQueries];   ///< of each group
-    float shrinks[Traits::kStageGroups][Traits::kQueries]; ///< factor of the sums so far
-    float masses[Traits::kStageGroups][Traits::kQueries];  ///< sum of a group's weights
+    float peaks[Traits::kStageGroups][Traits::kQueries];                                    ///< of each group
+    float shrinks[Traits::kStageGroups][Traits::kQueries];                                  ///< factor of the sums so far
+    float masses[Traits::kStageGroups][Traits::kQueries];                                   ///< sum of a group's weights
     float query_scales[Traits::kQueries];
     ChunkPlan plans[2];
     ChunkBlocks blocks;
@@ -65,8 +64,7 @@ struct RingPlace {
     }
 };
 
-template <class Traits>
-class ChunkPlanner {
+template <class Traits> class ChunkPlanner {
 public:
     __device__ ChunkPlanner(const AttendJob& job, AttendShared<Traits>& shared) : job_(job), shared_(shared) {}
 
@@ -204,7 +202,8 @@ private:
             const int row = row_of_query(job_, plan.first_query + query);
             const std::int64_t at = std::int64_t{plan.work.first_row + row} * q_heads + head + plan.first_query + query - row * job_.heads;
             const bool valid = query < plan.queries;
-            copy_async(to + tile_offset<Traits::kNativeRow>(query, i % kPieces), valid ? q + at * Traits::kNativeRow + i % kPieces * 16 : q, valid);
+            copy_async(to + tile_offset<Traits::kNativeRow>(query, i % kPieces), valid ? q + at * Traits::kNativeRow + i % kPieces * 16 : q,
+                       valid);
         }
     }
 
@@ -215,10 +214,12 @@ private:
     std::int32_t started_ = 0;
 };
 
-template <class Traits>
-class ChunkLoader {
+template <class Traits> class ChunkLoader {
 public:
-    __device__ ChunkLoader(const AttendJob& job, AttendShared<Traits>& shared, std::uint32_t ring) : shared_(shared), block_tokens_(job.block_tokens), depth_(job.ring_depth), ring_(ring) {}
+    __device__ ChunkLoader(const AttendJob& job, AttendShared<Traits>& shared, std::uint32_t ring)
+        : shared_(shared), block_tokens_(job.block_tokens), depth_(job.ring_depth), ring_(ring)
+    {
+    }
 
     __device__ void run()
     {
@@ -256,7 +257,8 @@ private:
     }
 
     template <int kRowBytes>
-    __device__ __forceinline__ void load_groups(const TokenGroup* groups, int count, const LanePieces<kRowBytes>& pieces, std::uint32_t keys, std::uint32_t values)
+    __device__ __forceinline__ void load_groups(const TokenGroup* groups, int count, const LanePieces<kRowBytes>& pieces,
+                                                std::uint32_t keys, std::uint32_t values)
     {
         for (int g = 0; g < count; ++g) {
             const auto at = static_cast<std::uint32_t>(g * kAttendGroupTokens * kRowBytes);

@@ -14,13 +14,15 @@ namespace oasis::cuda::detail {
 
 inline constexpr float kLog2OfSmallestScale = -24.0F; ///< f16 scales are 2^-24 at least, or zero
 
-template <class Traits>
-class ChunkReducer {
+template <class Traits> class ChunkReducer {
 public:
     static constexpr int kQueryTiles = Traits::kQueryTiles;
     static constexpr int kQueries = Traits::kQueries;
 
-    __device__ ChunkReducer(const AttendJob& job, AttendShared<Traits>& shared, std::uint32_t ring) : job_(job), shared_(shared), ring_(ring) {}
+    __device__ ChunkReducer(const AttendJob& job, AttendShared<Traits>& shared, std::uint32_t ring)
+        : job_(job), shared_(shared), ring_(ring)
+    {
+    }
 
     /// Takes the next plan; `merge` is called with the work to merge before it, if there is some. False after the last.
     template <class Merge> __device__ bool next(Merge&& merge)
@@ -65,7 +67,9 @@ private:
         const int count = stages.count();
         for (int i = 0; i < count; ++i) {
             const Stage stage = stages.at(i);
-            if (i == 0 || i == stages.coded_stages()) { queries_.take(shared_address(Traits::kCoded && stage.coded ? shared_.half_queries : queries)); }
+            if (i == 0 || i == stages.coded_stages()) {
+                queries_.take(shared_address(Traits::kCoded && stage.coded ? shared_.half_queries : queries));
+            }
             wait(shared_address(&shared_.stage_full[place_.slot]), place_.parity);
             const std::uint32_t keys = ring_ + static_cast<std::uint32_t>(place_.slot * 2 * Traits::kStageBytes);
             score(plan, stage, keys);
@@ -85,7 +89,9 @@ private:
         constexpr int kQuads = Traits::kHeadDim / 4; // of channels
         constexpr int kPerWarp = kQueries / 4;
         for (int query = warp_id() * kPerWarp; query < (warp_id() + 1) * kPerWarp; ++query) {
-            const auto quad = [&](int i) { return *reinterpret_cast<const ushort4*>(queries + tile_offset<Traits::kNativeRow>(query, i / 2) + i % 2 * 8); };
+            const auto quad = [&](int i) {
+                return *reinterpret_cast<const ushort4*>(queries + tile_offset<Traits::kNativeRow>(query, i / 2) + i % 2 * 8);
+            };
             float peak = 0.0F;
             for (int i = lane_id(); i < kQuads; i += 32) {
                 const ushort4 q = quad(i);
@@ -122,7 +128,8 @@ private:
             multiply_keys<Traits, true>(keys, queries_, group, logits_);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const std::uint32_t at = keys + static_cast<std::uint32_t>(Traits::kScaleOffset + group * Traits::kScaleBytes + 4 * (lane_id() / 8) + 16 * half);
+                const std::uint32_t at =
+                    keys + static_cast<std::uint32_t>(Traits::kScaleOffset + group * Traits::kScaleBytes + 4 * (lane_id() / 8) + 16 * half);
                 const int shift = 16 * (lane_id() / 4 % 2);
                 scale[half] = to_float_bits<f16>(static_cast<std::uint16_t>(load_shared(at) >> shift));
                 value_scale_[half] = to_float_bits<f16>(static_cast<std::uint16_t>(load_shared(at + 2 * kAttendGroupTokens) >> shift));
@@ -152,7 +159,8 @@ private:
         for (int n = 0; n < kQueryTiles; ++n) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                logits_[n][e] *= Traits::kCoded && coded ? scale[e / 2] * shared_.query_scales[8 * n + 2 * (lane_id() % 4) + e % 2] : job_.scale_log2;
+                logits_[n][e] *=
+                    Traits::kCoded && coded ? scale[e / 2] * shared_.query_scales[8 * n + 2 * (lane_id() % 4) + e % 2] : job_.scale_log2;
             }
         }
         if (group.rows == plan.stored_rows && !group.partial) { return; }
@@ -162,7 +170,9 @@ private:
             for (int e = 0; e < 2; ++e) {
                 const int row = row_of_[n][e];
                 int2 range = (group.rows >> row) & 1U ? int2{0, kAttendGroupTokens} : int2{0, 0};
-                if (group.partial && range.y > 0) { range = tokens_seen(plan.position + row, TokenIndex{group.index} * kAttendGroupTokens, job_.params.window); }
+                if (group.partial && range.y > 0) {
+                    range = tokens_seen(plan.position + row, TokenIndex{group.index} * kAttendGroupTokens, job_.params.window);
+                }
                 const int token = lane_id() / 4;
                 if (token < range.x || token >= range.y) { logits_[n][e] = -INFINITY; }
                 if (token + 8 < range.x || token + 8 >= range.y) { logits_[n][e + 2] = -INFINITY; }
@@ -178,7 +188,9 @@ private:
         for (int n = 0; n < kQueryTiles; ++n) {
             float2 peaks[Traits::kStageGroups];
 #pragma unroll
-            for (int g = 0; g < Traits::kStageGroups; ++g) { peaks[g] = *reinterpret_cast<const float2*>(&shared_.peaks[g][8 * n + 2 * (lane_id() % 4)]); }
+            for (int g = 0; g < Traits::kStageGroups; ++g) {
+                peaks[g] = *reinterpret_cast<const float2*>(&shared_.peaks[g][8 * n + 2 * (lane_id() % 4)]);
+            }
             float mass[2];
             float shrink[2];
 #pragma unroll
@@ -242,7 +254,9 @@ private:
         if (threadIdx.x < kQueries) {
 #pragma unroll
             for (int group = 0; group < Traits::kStageGroups; ++group) {
-                if (group < stage.count) { mass_ = __fmaf_rn(mass_, shared_.shrinks[group][threadIdx.x], shared_.masses[group][threadIdx.x]); }
+                if (group < stage.count) {
+                    mass_ = __fmaf_rn(mass_, shared_.shrinks[group][threadIdx.x], shared_.masses[group][threadIdx.x]);
+                }
             }
         }
     }
@@ -292,7 +306,9 @@ private:
 #pragma unroll
                 for (int m = 0; m < Traits::kValueTiles; ++m) {
                     const int tile = warp_id() + 4 * m;
-                    if (tile < Traits::kHeadDim / 16) { job_.sums[(base + query) * Traits::kHeadDim + channel_of<Traits>(tile, e)] = sums_[m][n][e]; }
+                    if (tile < Traits::kHeadDim / 16) {
+                        job_.sums[(base + query) * Traits::kHeadDim + channel_of<Traits>(tile, e)] = sums_[m][n][e];
+                    }
                 }
             }
         }

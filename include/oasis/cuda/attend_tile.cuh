@@ -14,8 +14,7 @@
 namespace oasis::cuda::detail {
 
 /// The numbers of a kernel. `kQueryTiles` is in units of 8 queries.
-template <class Element_, int kHeadDim_, bool kCoded_, int kQueryTiles_>
-struct AttendTraits {
+template <class Element_, int kHeadDim_, bool kCoded_, int kQueryTiles_> struct AttendTraits {
     using Element = Element_;
     static constexpr int kHeadDim = kHeadDim_;
     static constexpr bool kCoded = kCoded_; ///< lists may hold int8 blocks
@@ -25,8 +24,8 @@ struct AttendTraits {
     static constexpr int kCodedRow = kHeadDim;
     static constexpr int kNativeGroups = kCoded ? 2 : 4; ///< token groups of a stage
     static constexpr int kCodedGroups = 4;
-    static constexpr int kStageGroups = 4;                ///< at most: one for each warp
-    static constexpr int kValueTiles = (kHeadDim / 16 + 3) / 4; ///< tiles of 16 channels per warp
+    static constexpr int kStageGroups = 4;                                  ///< at most: one for each warp
+    static constexpr int kValueTiles = (kHeadDim / 16 + 3) / 4;             ///< tiles of 16 channels per warp
     static constexpr int kScaleBytes = kCoded ? 4 * kAttendGroupTokens : 0; ///< K scales, V scales of a group
     static constexpr int kScaleOffset = kNativeGroups * kAttendGroupTokens * kNativeRow;
     static constexpr int kStageBytes = kScaleOffset + kStageGroups * kScaleBytes;
@@ -41,7 +40,7 @@ struct Stage {
 
 /// The stages of a chunk: coded groups, then native ones.
 template <class Traits> struct StageList {
-    std::int32_t coded = 0;  ///< groups
+    std::int32_t coded = 0; ///< groups
     std::int32_t native = 0;
 
     __device__ int coded_stages() const { return Traits::kCoded ? (coded + Traits::kCodedGroups - 1) / Traits::kCodedGroups : 0; }
@@ -75,7 +74,8 @@ template <int kRowBytes> struct LanePieces {
 /// A warp starts the copies of a group's rows of K (or V, `offset` bytes behind). Tokens that no row reads become zeros: whatever
 /// an unused place holds, it is not multiplied.
 template <int kRowBytes>
-__device__ __forceinline__ void load_group(const TokenGroup& group, std::int64_t offset, const LanePieces<kRowBytes>& pieces, std::uint32_t to)
+__device__ __forceinline__ void load_group(const TokenGroup& group, std::int64_t offset, const LanePieces<kRowBytes>& pieces,
+                                           std::uint32_t to)
 {
     const std::byte* from = group.keys + offset + 16 * lane_id(); // 16 rows, one after another
     const bool whole = group.begin == 0 && group.end == kAttendGroupTokens;
@@ -83,19 +83,21 @@ __device__ __forceinline__ void load_group(const TokenGroup& group, std::int64_t
     if (whole) {
 #pragma unroll
         for (int step = 0; step < kWholeSteps; ++step) { copy_async(to + pieces.offset[step], from + 512 * step); }
-        if (kWholeSteps < pieces.kSteps && lane_id() < 16) { copy_async(to + pieces.offset[pieces.kSteps - 1], from + 512 * (pieces.kSteps - 1)); }
+        if (kWholeSteps < pieces.kSteps && lane_id() < 16) {
+            copy_async(to + pieces.offset[pieces.kSteps - 1], from + 512 * (pieces.kSteps - 1));
+        }
     } else {
         for (int step = 0; step < pieces.kSteps; ++step) {
             const int row = pieces.row(step);
             if (row >= kAttendGroupTokens) { break; }
-            copy_async(to + tile_offset<kRowBytes>(row, (32 * step + lane_id()) % pieces.kPieces), from + 512 * step, row >= group.begin && row < group.end);
+            copy_async(to + tile_offset<kRowBytes>(row, (32 * step + lane_id()) % pieces.kPieces), from + 512 * step,
+                       row >= group.begin && row < group.end);
         }
     }
 }
 
 /// The scales of a stage's coded groups: 16 of K and 16 of V each.
-template <class Traits>
-__device__ __forceinline__ void load_scales(const TokenGroup* groups, int count, int block_tokens, std::uint32_t to)
+template <class Traits> __device__ __forceinline__ void load_scales(const TokenGroup* groups, int count, int block_tokens, std::uint32_t to)
 {
     const int i = lane_id();
     if (i >= 4 * count) { return; }
@@ -105,7 +107,9 @@ __device__ __forceinline__ void load_scales(const TokenGroup* groups, int count,
     const int half = i % 2;
     const std::byte* block = group.keys - part * kAttendGroupTokens * Traits::kCodedRow;
     const std::byte* scales = block + 2 * block_tokens * Traits::kCodedRow + 2 * (of_values * block_tokens + part * kAttendGroupTokens);
-    copy_async(to + static_cast<std::uint32_t>(Traits::kScaleOffset + (i / 4) * Traits::kScaleBytes + of_values * 2 * kAttendGroupTokens + half * 16), scales + half * 16);
+    copy_async(to + static_cast<std::uint32_t>(Traits::kScaleOffset + (i / 4) * Traits::kScaleBytes + of_values * 2 * kAttendGroupTokens +
+                                               half * 16),
+               scales + half * 16);
 }
 
 /// Q as the right operand, for the steps of 16 channels: kept in registers where there are enough, else loaded when
@@ -121,7 +125,9 @@ template <class Traits> struct QueryFragments {
         address = queries;
         if constexpr (kKept) {
 #pragma unroll
-            for (int k = 0; k < kSteps; ++k) { load_matrices(kept[k], queries + tile_offset<Traits::kNativeRow>(lane_id() % 8, 2 * k + (lane_id() / 8) % 2)); }
+            for (int k = 0; k < kSteps; ++k) {
+                load_matrices(kept[k], queries + tile_offset<Traits::kNativeRow>(lane_id() % 8, 2 * k + (lane_id() / 8) % 2));
+            }
         }
     }
     __device__ void get(int k, std::uint32_t (&b)[Traits::kQueryTiles][2]) const
@@ -135,7 +141,8 @@ template <class Traits> struct QueryFragments {
 #pragma unroll
             for (int n = 0; n < Traits::kQueryTiles; n += 2) {
                 std::uint32_t two[4];
-                load_matrices(two, address + tile_offset<Traits::kNativeRow>(8 * (n + lane_id() / 16) + lane_id() % 8, 2 * k + (lane_id() / 8) % 2));
+                load_matrices(
+                    two, address + tile_offset<Traits::kNativeRow>(8 * (n + lane_id() / 16) + lane_id() % 8, 2 * k + (lane_id() / 8) % 2));
                 b[n][0] = two[0];
                 b[n][1] = two[1];
                 b[n + 1][0] = two[2];
@@ -163,7 +170,8 @@ __device__ __forceinline__ void load_key_tile(std::uint32_t keys, int row, int k
 /// over even and odd steps: half the latency, and the same for any number of queries. Queries for coded keys are f16 with the
 /// channels in the order in which `unpack_int8` delivers codes.
 template <class Traits, bool kCodedStage>
-__device__ __forceinline__ void multiply_keys(std::uint32_t keys, const QueryFragments<Traits>& queries, int group, float (&logits)[Traits::kQueryTiles][4])
+__device__ __forceinline__ void multiply_keys(std::uint32_t keys, const QueryFragments<Traits>& queries, int group,
+                                              float (&logits)[Traits::kQueryTiles][4])
 {
     constexpr int kSteps = Traits::kHeadDim / 16;
     constexpr int kAhead = Traits::kQueryTiles == 1 ? 4 : 2; // tiles loaded before they are used
@@ -247,7 +255,8 @@ __device__ __forceinline__ void load_value_tile(std::uint32_t values, int group,
 /// `shrink` [group][query]. A group that a query does not read has weights of zero and a factor of one: it changes no bit.
 /// `kCount` groups, or `stage.count` if 0.
 template <class Traits, int kCount, bool kCodedStage>
-__device__ __forceinline__ void multiply_values(const Stage& stage, std::uint32_t values, std::uint32_t weights, const float (*shrink)[Traits::kQueries],
+__device__ __forceinline__ void multiply_values(const Stage& stage, std::uint32_t values, std::uint32_t weights,
+                                                const float (*shrink)[Traits::kQueries],
                                                 float (&sums)[Traits::kValueTiles][Traits::kQueryTiles][4])
 {
     const int lane = lane_id();

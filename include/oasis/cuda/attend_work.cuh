@@ -17,8 +17,8 @@ struct AttendWork {
     std::int32_t chunk = 0;
     std::int32_t tile = 0;
     std::int32_t chunks = 0;
-    std::int32_t blocks = 0; ///< of the list
-    std::uint32_t place = 0; ///< of the chunk in the workspace
+    std::int32_t blocks = 0;    ///< of the list
+    std::uint32_t place = 0;    ///< of the chunk in the workspace
     std::int32_t first_row = 0; ///< of the sequence
     std::int32_t rows = 0;
 };
@@ -26,9 +26,9 @@ struct AttendWork {
 /// Sixteen tokens of a block, as they are loaded.
 struct alignas(16) TokenGroup {
     const std::byte* keys;
-    std::int32_t index;   ///< position in the sequence, in groups
-    std::uint8_t rows;    ///< that read it
-    std::uint8_t begin;   ///< tokens [begin, end) are read by some row
+    std::int32_t index; ///< position in the sequence, in groups
+    std::uint8_t rows;  ///< that read it
+    std::uint8_t begin; ///< tokens [begin, end) are read by some row
     std::uint8_t end;
     std::uint8_t partial; ///< a row does not see all 16
 };
@@ -39,16 +39,16 @@ struct ChunkPlan {
 
     TokenGroup groups[kMaxGroups]; ///< coded ones first, each form in position order
     AttendWork work;
-    TokenIndex position;           ///< of row 0
-    std::int32_t first_query;      ///< of the tile
+    TokenIndex position;      ///< of row 0
+    std::int32_t first_query; ///< of the tile
     std::int32_t queries;
-    std::int32_t coded;            ///< groups
+    std::int32_t coded; ///< groups
     std::int32_t native;
-    std::uint32_t stored_rows;     ///< whose chunk this launch reduces
-    bool judged;                   ///< several rows: a NaN is reported, not stored
-    bool final;                    ///< the unit of work is done with this plan
+    std::uint32_t stored_rows; ///< whose chunk this launch reduces
+    bool judged;               ///< several rows: a NaN is reported, not stored
+    bool final;                ///< the unit of work is done with this plan
     bool exit;
-    AttendWork merge;              ///< what to merge before anything else; group -1: nothing
+    AttendWork merge; ///< what to merge before anything else; group -1: nothing
 };
 
 __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
@@ -164,7 +164,8 @@ struct ChunkBlocks {
 
 /// Finds the blocks of chunk `work.chunk` of each row in `rows`: the place of a block in a chunk counts along the row's own
 /// set, so that a row's chunks are the same whoever shares the list. Returns how many.
-__device__ inline int find_blocks(const AttendJob& job, const AttendWork& work, const AttendBlock* list, std::int32_t sequence_rows, std::uint32_t rows, ChunkBlocks& blocks)
+__device__ inline int find_blocks(const AttendJob& job, const AttendWork& work, const AttendBlock* list, std::int32_t sequence_rows,
+                                  std::uint32_t rows, ChunkBlocks& blocks)
 {
     if (sequence_rows == 1) {
         const int begin = work.chunk << job.chunk_shift;
@@ -214,13 +215,15 @@ __device__ inline std::uint32_t rows_waiting(const AttendBlock* list, const Chun
 }
 
 /// What all rows together see of a group of 16 tokens.
-__device__ inline TokenGroup describe_group(const AttendJob& job, TokenIndex position, const std::byte* keys, std::int32_t index, std::uint32_t readers)
+__device__ inline TokenGroup describe_group(const AttendJob& job, TokenIndex position, const std::byte* keys, std::int32_t index,
+                                            std::uint32_t readers)
 {
     int begin = kAttendGroupTokens;
     int end = 0;
     bool partial = false;
     for (std::uint32_t left = readers; left; left &= left - 1) {
-        const int2 seen = tokens_seen(position + __ffs(static_cast<int>(left)) - 1, TokenIndex{index} * kAttendGroupTokens, job.params.window);
+        const int2 seen =
+            tokens_seen(position + __ffs(static_cast<int>(left)) - 1, TokenIndex{index} * kAttendGroupTokens, job.params.window);
         partial |= seen.x > 0 || seen.y < kAttendGroupTokens;
         begin = min(begin, seen.x);
         end = max(end, seen.y);
@@ -235,7 +238,9 @@ __device__ void list_groups(const AttendJob& job, const AttendBlock* list, const
     const int parts = job.block_tokens / kAttendGroupTokens;
     std::int32_t coded = 0;
     if constexpr (kCodedBytes > 0) { // native ones start behind all coded ones
-        for (int i = lane_id(); i < count; i += 32) { coded += (blocks.rows[i] & plan.stored_rows) && !(list[blocks.at[i]].flags & AttendBlock::kNativeForm) ? parts : 0; }
+        for (int i = lane_id(); i < count; i += 32) {
+            coded += (blocks.rows[i] & plan.stored_rows) && !(list[blocks.at[i]].flags & AttendBlock::kNativeForm) ? parts : 0;
+        }
         coded = __reduce_add_sync(~0U, coded);
     }
     std::int32_t next_coded = 0;
@@ -252,11 +257,13 @@ __device__ void list_groups(const AttendJob& job, const AttendBlock* list, const
         const std::uint32_t natives = __ballot_sync(~0U, readers && native);
         const std::uint32_t codes = __ballot_sync(~0U, readers && !native);
         if (readers) {
-            const int place = native ? next_native + __popc(natives & lanes_below()) * parts : next_coded + __popc(codes & lanes_below()) * parts;
+            const int place =
+                native ? next_native + __popc(natives & lanes_below()) * parts : next_coded + __popc(codes & lanes_below()) * parts;
             const std::byte* keys = ((block.flags & AttendBlock::kNativeForm) ? job.params.native : job.params.slots) + block.offset;
             for (int part = 0; part < parts; ++part) {
-                plan.groups[place + part] = describe_group(job, plan.position, keys + part * kAttendGroupTokens * (native ? kNativeBytes : kCodedBytes),
-                                                           block.block * parts + part, readers);
+                plan.groups[place + part] =
+                    describe_group(job, plan.position, keys + part * kAttendGroupTokens * (native ? kNativeBytes : kCodedBytes),
+                                   block.block * parts + part, readers);
             }
         }
         next_native += __popc(natives) * parts;

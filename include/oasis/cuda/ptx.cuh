@@ -20,7 +20,8 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer)
 /// 16 bytes from global to shared memory, asynchronously; zeros unless `valid`, and then the source is not read.
 __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, bool valid)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0)
+                 : "memory");
 }
 
 __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from)
@@ -28,14 +29,26 @@ __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
 }
 
-__device__ __forceinline__ void prefetch(const void* pointer) { asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(pointer))); }
+__device__ __forceinline__ void prefetch(const void* pointer)
+{
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(pointer)));
+}
 
-__device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory"); }
+__device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
 
-__device__ __forceinline__ void arrive(std::uint32_t barrier) { asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory"); }
+__device__ __forceinline__ void arrive(std::uint32_t barrier)
+{
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory");
+}
 
 /// Arrives once this thread's copies so far have landed.
-__device__ __forceinline__ void arrive_after_copies(std::uint32_t barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory"); }
+__device__ __forceinline__ void arrive_after_copies(std::uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
 
 /// Waits until the phase of `parity` is complete.
 __device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity)
@@ -45,7 +58,8 @@ __device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity
                  "again:\n"
                  "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
                  "@!done bra again;\n"
-                 "}" ::"r"(barrier), "r"(parity)
+                 "}" ::"r"(barrier),
+                 "r"(parity)
                  : "memory");
 }
 
@@ -53,7 +67,10 @@ __device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity
 __device__ __forceinline__ std::uint32_t add_release(std::uint32_t* counter, std::uint32_t n)
 {
     std::uint32_t before;
-    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(__cvta_generic_to_global(counter)), "r"(n) : "memory");
+    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(__cvta_generic_to_global(counter)), "r"(n)
+                 : "memory");
     return before;
 }
 
@@ -65,7 +82,10 @@ __device__ __forceinline__ void synchronize(int threads) { asm volatile("bar.syn
 
 __device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], std::uint32_t address)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
 }
 
 __device__ __forceinline__ void load_matrices(std::uint32_t (&r)[2], std::uint32_t address)
@@ -75,7 +95,10 @@ __device__ __forceinline__ void load_matrices(std::uint32_t (&r)[2], std::uint32
 
 __device__ __forceinline__ void load_transposed(std::uint32_t (&r)[4], std::uint32_t address)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
 }
 
 __device__ __forceinline__ void load_transposed(std::uint32_t (&r)[2], std::uint32_t address)
