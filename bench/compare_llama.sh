@@ -6,6 +6,7 @@
 # names a virtual environment that has it.
 # OASIS_DECODE: the program (default: build/example/examples/decoder/oasis-decode, see scripts/run_example.sh).
 # MODEL: a GGUF file (default: what scripts/get_model.sh fetches). TEXT: default GPL-3. THREADS: default 2.
+# K and V are f16, as llama.cpp has them.
 # REPETITIONS: default 3. OPTIONS: of oasis-decode, instead of the default ones below.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -17,7 +18,7 @@ venv="${LLAMA_VENV:-$root/build/llama-venv}"
 export OASIS_DECODE="${OASIS_DECODE:-$root/build/example/examples/decoder/oasis-decode}"
 export MODEL="${MODEL:-$OASIS_MODEL}" TEXT="${TEXT:-/usr/share/common-licenses/GPL-3}"
 export THREADS="${THREADS:-2}" REPETITIONS="${REPETITIONS:-3}"
-export OPTIONS="${OPTIONS:---compute q8 --attend-budget 2048 --fetch-budget 1024}"
+export OPTIONS="${OPTIONS:---compute q8 --kv-dtype f16 --attend-budget 2048 --fetch-budget 1024}"
 for file in "$OASIS_DECODE" "$MODEL" "$TEXT"; do
     [[ -e "$file" ]] || { echo "bench/compare_llama.sh: $file is not there; scripts/run_example.sh builds and fetches" >&2; exit 1; }
 done
