@@ -29,6 +29,7 @@ struct ResolveShape {
     std::int32_t dense_below = 0;
     std::int32_t max_blocks = 300;
     std::int32_t length = 1500; ///< tokens of a new sequence, about
+    std::int32_t steps_a_cut = 20; ///< on average
     bool may_none = false;
     bool ranked = false;
 };

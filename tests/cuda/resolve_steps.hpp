@@ -108,7 +108,7 @@ inline void ResolveWorld::end_step()
         const std::int32_t stand = draw(4) == 0 ? 0 : 1 + draw(step.verify);
         accepted_[cell] = stand;
         length_[cell] += stand;
-        if (draw(20) == 0) { length_[cell] = std::max<TokenIndex>(1, length_[cell] - draw(100)); }
+        if (draw(shape.steps_a_cut) == 0) { length_[cell] = std::max<TokenIndex>(1, length_[cell] - draw(100)); }
         if (draw(40) == 0 || length_[cell] + 2 * shape.max_rows > TokenIndex{shape.max_blocks} * kBlockTokens) { new_sequence(step.cell); }
     }
 }

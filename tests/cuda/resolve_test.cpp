@@ -37,7 +37,7 @@ TEST_F(Resolve, RandomStepsFollowTheModel)
     run({.max_rows = 8, .must = 11, .may = 11, .logical = 40, .cap = 1, .recent = 16, .length = 200}, 40, 4);
 }
 
-TEST_F(Resolve, DenseRowsReadAllAndLeaveTheSetAlone) { run({.may = 40, .logical = 40, .dense_below = 600, .length = 580}, 60, 5); }
+TEST_F(Resolve, DenseRowsReadAllAndLeaveTheSetAlone) { run({.may = 40, .logical = 40, .dense_below = 600, .length = 580, .steps_a_cut = 3}, 60, 5); }
 
 TEST_F(Resolve, MustSetsAlone) { run({.may_none = true}, 40, 6); }
 
