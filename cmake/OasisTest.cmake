@@ -18,6 +18,8 @@ function(oasis_add_test)
     target_compile_definitions(${arg_NAME} PRIVATE OASIS_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
         OASIS_TEST_DATA_DIR="${PROJECT_SOURCE_DIR}/tests/data")
     oasis_target_warnings(${arg_NAME})
+    # What is tested is in the libraries; the tests' own code is compiled far more often than it runs.
+    target_compile_options(${arg_NAME} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
     if(OASIS_SANITIZE STREQUAL "address")
         # The library has them all; in the tests' own code these double the time to compile and find what ASan finds too.
         target_compile_options(${arg_NAME} PRIVATE -fno-sanitize=null,alignment,vptr,object-size)
