@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 include(GoogleTest)
 
-# oasis_add_test(NAME <name> SOURCES <file>... [LIBRARIES <target>...] [LABELS <label>...] [TIMEOUT <seconds>] [LOCK <name>])
+# oasis_add_test(NAME <name> SOURCES <file>... [LIBRARIES <target>...] [LABELS <label>...] [TIMEOUT <seconds>] [LOCK <name>] [SERIAL])
 # One GoogleTest executable; each of its cases is a test of its own, named Suite.Case. Tests with the same LOCK do not run
-# at the same time.
+# at the same time, those with SERIAL run beside no other.
 function(oasis_add_test)
-    cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;TIMEOUT;LOCK" "SOURCES;LIBRARIES;LABELS")
+    cmake_parse_arguments(PARSE_ARGV 0 arg "SERIAL" "NAME;TIMEOUT;LOCK" "SOURCES;LIBRARIES;LABELS")
     if(NOT arg_TIMEOUT)
         set(arg_TIMEOUT 120)
         if(OASIS_SANITIZE)
@@ -31,18 +31,26 @@ function(oasis_add_test)
     if(arg_LOCK)
         set(lock RESOURCE_LOCK ${arg_LOCK})
     endif()
+    if(arg_SERIAL)
+        list(APPEND lock RUN_SERIAL ON)
+    endif()
     # Found when ctest starts, so that a test that cannot start is a failed test and not a failed build.
     gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
         PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" ${lock})
 endfunction()
 
 # oasis_add_tests_of(<folder> [LABELS ...] [LIBRARIES ...]): one executable per <folder>/**/*_test.cpp (and .cu).
+# Tests of a source with a line `// RUN-SERIAL: <why>` run beside no other.
 function(oasis_add_tests_of folder)
     file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*_test.cpp
         ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*_test.cu)
     foreach(source IN LISTS sources)
         cmake_path(GET source STEM stem)
-        oasis_add_test(NAME ${folder}_${stem} SOURCES ${source} LABELS ${folder} ${ARGN})
+        file(STRINGS ${source} serial REGEX "^// RUN-SERIAL: " LIMIT_COUNT 1)
+        if(serial)
+            set(serial SERIAL)
+        endif()
+        oasis_add_test(NAME ${folder}_${stem} SOURCES ${source} LABELS ${folder} ${serial} ${ARGN})
     endforeach()
 endfunction()
 

@@ -8,8 +8,8 @@ import sys
 
 CUDA = re.compile(r"\b(cuda[A-Z]\w*|cu(Init|Mem|Ctx|Launch|Device)\w*|__cuda\w*|cublas\w*|nccl\w*)")
 OWN = re.compile(r"\boasis(::|_)")
-# Weak symbols of templates and inline functions that the standard library or Highway instantiates here.
-SHARED = re.compile(r"\b(std|__gnu_cxx|hwy)::|^DW\.ref\.__gxx_personality")
+# Weak symbols of templates and inline functions that the standard library or Highway instantiates here, and the compiler's own of exceptions.
+SHARED = re.compile(r"\b(std|__gnu_cxx|hwy)::|^DW\.ref\.(__gxx_personality|_ZTI)")
 
 
 def symbols(nm, library):

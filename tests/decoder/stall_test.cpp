@@ -2,6 +2,7 @@
 //
 // Prefetch hides a slow link: the same answers over a throttled slow tier, with and without drafts that look ahead. Rates are chosen from the
 // step time and the bytes of this machine, so that the link alone would cost more than the step.
+// RUN-SERIAL: waits are measured, and drafts beside a busy processor hide less
 #include "app/command.hpp"
 #include "decoder/support.hpp"
 
