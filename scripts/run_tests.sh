@@ -55,8 +55,8 @@ run_stage() {
     cpu-tsan) sanitizer_prefix thread || { skipped+=("$preset"); return; } ;;
     cuda)
         nvcc="$(find_nvcc)" || { say "cuda: skipped: no nvcc (12.4 or newer) in PATH or /usr/local/cuda/bin"; return; }
-        # What does not depend on CUDA is built and tested by the stage cpu.
-        options+=(-DCMAKE_CUDA_COMPILER="$nvcc" -DOASIS_BUILD_EXAMPLES=OFF)
+        # What does not depend on CUDA is built and tested by the stage cpu; benchmarks are built where they run (gpu_check.sh).
+        options+=(-DCMAKE_CUDA_COMPILER="$nvcc" -DOASIS_BUILD_EXAMPLES=OFF -DOASIS_BUILD_BENCH=OFF)
         targets=(--target cuda_all oasis_cuda_verify_interface_header_sets)
         tests=(--label-regex '^cuda$')
         ;;
