@@ -62,7 +62,7 @@ run_stage() {
         ;;
     fuzz)
         need_packages "${OASIS_PACKAGES_FUZZ[@]}"
-        at_once=2 # a target takes a processor for a minute
+        at_once=5 # a minute, all targets side by side
         ;;
     esac
     say "$preset: configure and build"
