@@ -61,6 +61,7 @@ run_stage() {
         tests=(--label-regex '^cuda$')
         ;;
     fuzz)
+        options=() # clang warns of what GCC does not
         need_packages "${OASIS_PACKAGES_FUZZ[@]}"
         at_once=5 # a minute, all targets side by side
         ;;
