@@ -7,6 +7,8 @@
 
 #include <oasis/core/types.hpp>
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 #include <type_traits>
 
@@ -63,6 +65,38 @@ __device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity
                  : "memory");
 }
 
+/// Whether the phase of `parity` is complete; may wait a little for it.
+__device__ __forceinline__ bool try_wait(std::uint32_t barrier, std::uint32_t parity)
+{
+    std::uint32_t done;
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "mbarrier.try_wait.parity.shared.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n"
+                 "}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
+/// Bulk copy of a multiple of 16 bytes to shared memory, for which the barrier's phase waits. `policy` says what goes first when
+/// the L2 needs room.
+__device__ __forceinline__ void copy_bulk(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t barrier, std::uint64_t policy)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
+__device__ __forceinline__ std::uint64_t evict_first()
+{
+    std::uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 /// Adds to a counter of the device, after everything that this thread wrote or has seen written. Returns what was there.
 __device__ __forceinline__ std::uint32_t add_release(std::uint32_t* counter, std::uint32_t n)
 {
@@ -113,7 +147,29 @@ __device__ __forceinline__ std::uint32_t load_shared(std::uint32_t address)
     return value;
 }
 
-/// c += a * b for m16n8k16 of f16 or bf16, summed in float.
+__device__ __forceinline__ std::uint32_t load_shared_2(std::uint32_t address)
+{
+    std::uint16_t value;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ uint4 load_shared_16(std::uint32_t address)
+{
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "r"(address) : "memory");
+    return value;
+}
+
+/// Products of two pairs of f16.
+__device__ __forceinline__ std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b)
+{
+    std::uint32_t product;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+
+/// c += a * b for m16n8k16 of f16 or bf16, summed in float. Subnormal f16 count in full.
 template <class Element>
 __device__ __forceinline__ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2])
 {

@@ -91,7 +91,7 @@ private:
             if (lane() < 8 && i < n) {
                 const std::uint32_t at = issued_ + lane();
                 const std::uint32_t stage = at & ((1U << args_.log2_stages) - 1);
-                while (!try_barrier(shared_address(&shared_.empty[stage]), (at >> args_.log2_stages & 1U) ^ 1U)) { __nanosleep(100); }
+                while (!try_wait(shared_address(&shared_.empty[stage]), (at >> args_.log2_stages & 1U) ^ 1U)) { __nanosleep(100); }
                 const ScoreItem item = make(i);
                 shared_.item[stage] = item;
                 *static_cast<volatile std::uint32_t*>(&shared_.put[stage]) = at;
@@ -133,7 +133,7 @@ template <class K> __device__ void consume(const ScoreArgs& args, std::byte* byt
         at = __shfl_sync(0xFFFFFFFFU, at, 0);
         const std::uint32_t stage = at & ((1U << args.log2_stages) - 1);
         while (*static_cast<volatile std::uint32_t*>(&shared.put[stage]) != at) { __nanosleep(20); }
-        wait_barrier(shared_address(&shared.full[stage]), at >> args.log2_stages & 1U);
+        wait(shared_address(&shared.full[stage]), at >> args.log2_stages & 1U);
         const ScoreItem item = shared.item[stage];
         const auto slot = std::uint32_t(item.tile % kTileSlots);
         const ScoreTile& tile = shared.tile[slot];
@@ -154,7 +154,7 @@ template <class K> __device__ void consume(const ScoreArgs& args, std::byte* byt
             if (leader) { arrive(shared_address(&shared.columns_ready[slot])); }
             continue;
         }
-        wait_barrier(shared_address(&shared.columns_ready[slot]), item.tile / kTileSlots % 2);
+        wait(shared_address(&shared.columns_ready[slot]), item.tile / kTileSlots % 2);
         const std::uint32_t queries = base + args.queries<K>(slot);
         if (item.kind == ScoreItem::kNative) {
             release();
@@ -181,7 +181,7 @@ template <class K> __global__ void __launch_bounds__(K::kThreads, 1) score_kerne
         shared.put[threadIdx.x] = 0xFFFFFFFFU;
     }
     if (threadIdx.x < kTileSlots) {
-        init_barrier(shared_address(&shared.columns_ready[threadIdx.x]), std::uint32_t(args.columns));
+        init_barrier(shared_address(&shared.columns_ready[threadIdx.x]), args.columns);
         shared.done[threadIdx.x] = 0;
     }
     if (threadIdx.x == 0) { shared.next = 0; }

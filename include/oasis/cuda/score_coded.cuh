@@ -6,7 +6,7 @@
 #pragma once
 
 #include <oasis/cuda/score_config.cuh>
-#include <oasis/cuda/score_ptx.cuh>
+#include <oasis/cuda/ptx.cuh>
 #include <oasis/cuda/score_reduce.cuh>
 
 namespace oasis::cuda::detail {
@@ -17,7 +17,7 @@ template <class K> __device__ void load_codes(std::uint32_t codes, int step, std
     const std::uint32_t lane = threadIdx.x % 32;
     std::uint32_t r[4];
     if constexpr (K::kCode == SummaryCode::kInt4) {
-        load_transposed(codes + (16 * step + lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16, r);
+        load_transposed(r, codes + (16 * step + lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const std::uint32_t next = r[i] >> 8;
@@ -29,7 +29,7 @@ template <class K> __device__ void load_codes(std::uint32_t codes, int step, std
     } else {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            load_transposed(codes + (16 * step + 8 * half + lane % 8) * 64 + lane / 8 * 16, r);
+            load_transposed(r, codes + (16 * step + 8 * half + lane % 8) * 64 + lane / 8 * 16);
 #pragma unroll
             for (int m = 0; m < 4; ++m) {
                 a[m][2 * half] = r[m] & 0x00FF00FFU;
@@ -88,8 +88,8 @@ __device__ void multiply_group(std::uint32_t group, std::uint32_t queries, float
     for (int pair = 0; pair < K::kSteps; pair += 2) {
         std::uint32_t scales[4];
         std::uint32_t zeros[4];
-        load_matrices(group + std::uint32_t(K::kLayout.scales_offset()) + 32 * pair + matrix, scales);
-        load_matrices(group + std::uint32_t(K::kLayout.zeros_offset()) + 32 * pair + matrix, zeros);
+        load_matrices(scales, group + std::uint32_t(K::kLayout.scales_offset()) + 32 * pair + matrix);
+        load_matrices(zeros, group + std::uint32_t(K::kLayout.zeros_offset()) + 32 * pair + matrix);
 #pragma unroll
         for (int half = 0; half < 2 && pair + half < K::kSteps; ++half) {
             std::uint32_t a[4][4];
@@ -97,14 +97,14 @@ __device__ void multiply_group(std::uint32_t group, std::uint32_t queries, float
 #pragma unroll
             for (int n = 0; n < K::kTiles; n += 2) {
                 const uint4 q = load_shared_16(query + n / 2 * kQueryBytes<K::kChannels> + (pair + half) * 64);
-                multiply_add(zero[n / 2], q.x, q.y, q.z, q.w, {zeros[2 * half], zeros[2 * half + 1]});
-                const uint2 b{multiply_halves(q.x, scales[2 * half]), multiply_halves(q.z, scales[2 * half + 1])};
+                multiply_add<f16>(zero[n / 2], {q.x, q.y, q.z, q.w}, {zeros[2 * half], zeros[2 * half + 1]});
+                const std::uint32_t b[]{multiply_halves(q.x, scales[2 * half]), multiply_halves(q.z, scales[2 * half + 1])};
 #pragma unroll
-                for (int m = 0; m < 4; ++m) { multiply_add(acc[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b); }
+                for (int m = 0; m < 4; ++m) { multiply_add<f16>(acc[m][n], a[m], b); }
                 if (n + 1 < K::kTiles) {
-                    const uint2 next{multiply_halves(q.y, scales[2 * half]), multiply_halves(q.w, scales[2 * half + 1])};
+                    const std::uint32_t next[]{multiply_halves(q.y, scales[2 * half]), multiply_halves(q.w, scales[2 * half + 1])};
 #pragma unroll
-                    for (int m = 0; m < 4; ++m) { multiply_add(acc[m][n + 1], a[m][0], a[m][1], a[m][2], a[m][3], next); }
+                    for (int m = 0; m < 4; ++m) { multiply_add<f16>(acc[m][n + 1], a[m], next); }
                 }
             }
         }

@@ -63,11 +63,13 @@ template <class K> __device__ void multiply_native(const std::byte* group, std::
                 x[c][m] = *reinterpret_cast<const std::uint32_t*>(mine + (16 * step + c % 2 + c / 2 * 8) * 128 + 32 * m);
             }
         }
-        const uint2 b{load_shared_4(query + step * 64), load_shared_4(query + step * 64 + 8)};
+        const std::uint32_t b[]{load_shared(query + step * 64), load_shared(query + step * 64 + 8)};
 #pragma unroll
         for (int m = 0; m < 4; ++m) {
-            multiply_add(acc[m], __byte_perm(x[0][m], x[1][m], 0x5410), __byte_perm(x[0][m], x[1][m], 0x7632),
-                         __byte_perm(x[2][m], x[3][m], 0x5410), __byte_perm(x[2][m], x[3][m], 0x7632), b);
+            multiply_add<f16>(acc[m],
+                              {__byte_perm(x[0][m], x[1][m], 0x5410), __byte_perm(x[0][m], x[1][m], 0x7632),
+                               __byte_perm(x[2][m], x[3][m], 0x5410), __byte_perm(x[2][m], x[3][m], 0x7632)},
+                              b);
         }
     }
 }

@@ -4,7 +4,7 @@
 #pragma once
 
 #include <oasis/cuda/score_columns.cuh>
-#include <oasis/cuda/score_ptx.cuh>
+#include <oasis/cuda/ptx.cuh>
 
 #include <limits>
 
@@ -21,7 +21,7 @@ struct LogSum {
 
     __device__ void add(LogSum other, float shift)
     {
-        sum = sum * exp2_of(high - shift) + other.sum * exp2_of(other.high - shift);
+        sum = sum * exp2_approx(high - shift) + other.sum * exp2_approx(other.high - shift);
         high = fmaxf(high, other.high);
     }
 };
@@ -43,9 +43,9 @@ public:
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const float high = fmaxf(fmaxf(values[0][e], values[1][e]), fmaxf(values[2][e], values[3][e])) * unit;
-            float sum = exp2_of(values[0][e] * unit - shift_of(high));
+            float sum = exp2_approx(values[0][e] * unit - shift_of(high));
 #pragma unroll
-            for (int m = 1; m < 4; ++m) { sum += exp2_of(values[m][e] * unit - shift_of(high)); }
+            for (int m = 1; m < 4; ++m) { sum += exp2_approx(values[m][e] * unit - shift_of(high)); }
             part[e] = {high, sum};
         }
         if constexpr (kBlocks == 16) {
@@ -111,7 +111,7 @@ private:
     __device__ static float shift_of(float high) { return kMasked && high == -kInf ? 0.0F : high; }
     __device__ static void add(LogSum& mine, LogSum other) { mine.add(other, shift_of(fmaxf(mine.high, other.high))); }
 
-    __device__ static float value_of(LogSum x) { return kMasked && isinf(x.high) ? x.high : x.high + log2_of(x.sum); }
+    __device__ static float value_of(LogSum x) { return kMasked && isinf(x.high) ? x.high : x.high + log2_approx(x.sum); }
 
     static constexpr int kResults = kBlocks == 16 ? 2 : 1;
     float mass_[2][kResults];
