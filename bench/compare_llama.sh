@@ -22,8 +22,8 @@ export OPTIONS="${OPTIONS:---compute q8 --kv-dtype f16 --attend-budget 2048 --fe
 for file in "$OASIS_DECODE" "$MODEL" "$TEXT"; do
     [[ -e "$file" ]] || { echo "bench/compare_llama.sh: $file is not there; scripts/run_example.sh builds and fetches" >&2; exit 1; }
 done
-if [[ ! -x "$venv/bin/python" ]]; then
+if ! "$venv/bin/python" -c 'import llama_cpp' 2>/dev/null; then # also after an installation that was interrupted
     python3 -m venv "$venv"
     "$venv/bin/pip" install --quiet "llama-cpp-python==$version"
 fi
-VERSION="$version" exec "$venv/bin/python" "$root/bench/compare_llama.py" "$out"
+exec "$venv/bin/python" "$root/bench/compare_llama.py" "$out"

@@ -25,8 +25,11 @@ if(OASIS_SANITIZE)
         "sanitizers. Kernels are checked with compute-sanitizer (scripts/gpu_check.sh sanitize).")
 endif()
 
+if(NOT CMAKE_CUDA_COMPILER AND DEFINED ENV{CUDACXX})
+    set(CMAKE_CUDA_COMPILER "$ENV{CUDACXX}")
+endif()
 if(NOT CMAKE_CUDA_COMPILER)
-    find_program(OASIS_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_PATH ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
+    find_program(OASIS_NVCC nvcc HINTS ENV CUDA_PATH ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
     mark_as_advanced(OASIS_NVCC)
     if(OASIS_NVCC)
         set(CMAKE_CUDA_COMPILER ${OASIS_NVCC})
@@ -36,8 +39,8 @@ if(CMAKE_CUDA_COMPILER)
     find_program(oasis_cuda_compiler NAMES ${CMAKE_CUDA_COMPILER} NO_CACHE)
 endif()
 if(NOT oasis_cuda_compiler)
-    message(FATAL_ERROR "OASIS_CUDA=ON needs nvcc ${OASIS_CUDA_MINIMUM} or newer, and there is none in PATH, CUDA_PATH "
-        "or /usr/local/cuda/bin (CMAKE_CUDA_COMPILER=${CMAKE_CUDA_COMPILER}). Set CMAKE_CUDA_COMPILER to it, or configure "
+    message(FATAL_ERROR "OASIS_CUDA=ON needs nvcc ${OASIS_CUDA_MINIMUM} or newer, and there is none in PATH, CUDACXX, "
+        "CUDA_PATH or /usr/local/cuda/bin (CMAKE_CUDA_COMPILER=${CMAKE_CUDA_COMPILER}). Set CMAKE_CUDA_COMPILER to it, or configure "
         "with -DOASIS_CUDA=OFF (preset `cpu`).")
 endif()
 

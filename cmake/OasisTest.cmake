@@ -18,10 +18,10 @@ function(oasis_add_test)
     target_compile_definitions(${arg_NAME} PRIVATE OASIS_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
         OASIS_TEST_DATA_DIR="${PROJECT_SOURCE_DIR}/tests/data")
     oasis_target_warnings(${arg_NAME})
-    # What is tested is in the libraries; the tests' own code is compiled far more often than it runs.
+    # The libraries keep -O3; the tests' own code, and headers that it instantiates, are compiled far more often than they run.
     target_compile_options(${arg_NAME} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
     if(OASIS_SANITIZE STREQUAL "address")
-        # The library has them all; in the tests' own code these double the time to compile and find what ASan finds too.
+        # In what tests instantiate themselves these double the time to compile; what is in the library has them.
         target_compile_options(${arg_NAME} PRIVATE -fno-sanitize=null,alignment,vptr,object-size)
     endif()
     if("OasisKV::cuda" IN_LIST arg_LIBRARIES)

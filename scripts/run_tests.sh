@@ -51,10 +51,10 @@ run_stage() {
     local options=() targets=() prefix=() tests=() at_once="$jobs"
     [[ "${CI:-}" == true ]] && options+=(-DOASIS_WERROR=ON)
     case "$preset" in
-    cpu-asan) sanitizer_prefix address || { skipped+=("$preset"); return; } ;;
-    cpu-tsan) sanitizer_prefix thread || { skipped+=("$preset"); return; } ;;
+    cpu-asan) sanitizer_prefix address || { skipped+=("$preset: $no_sanitizer"); return; } ;;
+    cpu-tsan) sanitizer_prefix thread || { skipped+=("$preset: $no_sanitizer"); return; } ;;
     cuda)
-        nvcc="$(find_nvcc)" || { say "cuda: skipped: no nvcc (12.4 or newer) in PATH or /usr/local/cuda/bin"; return; }
+        nvcc="$(find_nvcc)" || { skipped+=("cuda: no nvcc 12.4 or newer in PATH or /usr/local/cuda/bin"); return; }
         # What does not depend on CUDA is built and tested by the stage cpu; benchmarks are built where they run (gpu_check.sh).
         options+=(-DCMAKE_CUDA_COMPILER="$nvcc" -DOASIS_BUILD_EXAMPLES=OFF -DOASIS_BUILD_BENCH=OFF)
         targets=(--target cuda_all oasis_cuda_verify_interface_header_sets)
@@ -72,7 +72,9 @@ run_stage() {
     say "$preset: test"
     # Accuracy on real models is measured by the release build; under a sanitizer it would take minutes and show nothing new.
     [[ "$preset" != cpu-* ]] || tests=(--exclude-regex '^(Acceptance|.*Reference)\.')
-    if ! "${prefix[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$at_once" "${tests[@]}"; then
+    if "${prefix[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$at_once" "${tests[@]}"; then
+        passed+=("$preset")
+    else
         failed+=("$preset")
     fi
     [[ "$preset" != cpu ]] || "$OASIS_ROOT/scripts/build_docs.sh" || failed+=(docs)
@@ -84,6 +86,8 @@ export OASIS_TEST_MODEL_DIR="$OASIS_MODEL_DIR"
 
 cd "$OASIS_ROOT"
 jobs="$(build_jobs)"
+no_sanitizer="its sanitizer does not start on this kernel (see sysctl vm.mmap_rnd_bits)"
+passed=()
 failed=()
 skipped=()
 for stage in "${stages[@]}"; do
@@ -93,7 +97,7 @@ for stage in "${stages[@]}"; do
     esac
 done
 for stage in "${skipped[@]}"; do
-    say "$stage was skipped: its sanitizer does not start on this kernel (see sysctl vm.mmap_rnd_bits)"
+    say "skipped: $stage"
 done
 ((${#failed[@]} == 0)) || fail "tests failed in: ${failed[*]}"
-say "all stages passed: ${stages[*]}"
+say "passed: ${passed[*]}"

@@ -18,7 +18,7 @@ def check(root, decode, models, words):
     program = root / words[0]
     if words[0].startswith(("scripts/", "bench/")) and not (program.is_file() and program.stat().st_mode & 0o100):
         return f"{words[0]} is no program"
-    if words[0] != "scripts/run_example.sh" or len(words) == 1 or decode is None:
+    if words[0] != "scripts/run_example.sh" or len(words) < 3 or decode is None:
         return ""
     model = pathlib.Path(words[2])
     if not (root / model).exists():

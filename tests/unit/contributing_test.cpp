@@ -46,7 +46,7 @@ std::string read(const std::string& path)
 
 TEST(Contributing, ScorerOfTheGuideIsTheOneCompiledHere)
 {
-    const std::string source = read(__FILE__);
+    const std::string source = read(OASIS_SOURCE_DIR "/tests/unit/contributing_test.cpp");
     const std::string begin = "// [snippet begins]\n";
     const std::size_t first = source.find(begin) + begin.size();
     const std::string snippet = source.substr(first, source.find("// [snippet ends]\n") - first);
