@@ -35,7 +35,7 @@ TEST_P(OffsetCases, ATTN_07_BlocksOnBothSidesOfTheLimitsAreReadExactly)
     const std::vector<std::size_t> ids = {0, 32'767, 32'768, 65'535, 65'536, 131'071, 131'072, 262'143, 262'144};
     const std::size_t bytes = (ids.back() + 1) * stride;
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) { GTEST_SKIP() << "no address space of " << bytes << " bytes"; }
+    if (memory == MAP_FAILED) { GTEST_SKIP() << "needs " << bytes << " bytes of address space (ulimit -v)"; }
     auto* arena = static_cast<std::byte*>(memory);
     const std::vector<float> q = random_floats(3 * 128, 3, 0.1F);
     const Blocks blocks = make_blocks(format, std::int32_t(ids.size()) * 64, 6);

@@ -330,7 +330,7 @@ TEST(CacheBackground, DestroyedWhileTransfersAreUnderWay)
 TEST(CacheBackground, AChildProcessDestroysItsCopy)
 {
 #if defined(__SANITIZE_THREAD__)
-    GTEST_SKIP() << "the race detector does not follow a fork with threads";
+    GTEST_SKIP() << "ThreadSanitizer does not follow a fork with threads; builds without it run this";
 #endif
     CacheConfig c = missing_config();
     c.transfer_threads = 2;

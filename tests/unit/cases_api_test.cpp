@@ -262,7 +262,7 @@ TEST(ApiCallbackCases, API_03_AnExceptionOfACallbackPassesThroughAndLosesNoEvent
 TEST(ApiForkCases, API_05_AForkedProcessGetsASentence)
 {
 #ifdef __SANITIZE_THREAD__
-    GTEST_SKIP() << "ThreadSanitizer ends a forked child that starts threads";
+    GTEST_SKIP() << "ThreadSanitizer ends a forked child that starts threads; builds without it run this";
 #endif
     auto pool = std::make_unique<ThreadPool>(3);
     KVCache<cpu::Backend, float> cache(small_config());

@@ -240,7 +240,7 @@ TEST_P(FileStoreTest, TIER_03_RealDiskOfOneMegabyte)
     int status = 0;
     ASSERT_EQ(waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFEXITED(status));
-    if (WEXITSTATUS(status) == 77) { GTEST_SKIP() << "mounting needs privileges that this process does not have"; }
+    if (WEXITSTATUS(status) == 77) { GTEST_SKIP() << "needs the privilege to mount (CAP_SYS_ADMIN)"; }
     EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 #endif
