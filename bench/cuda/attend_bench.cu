@@ -3,7 +3,7 @@
 // The attention kernel in CUDA graphs: 32 query heads on 8 KV heads of 128 channels, lists of random slots of a pool four
 // times larger than what is read, L2 flushed by reading. `us`: one launch from event to event; `us_in_chain`: a node among
 // others of its kind, each with lists of its own. gbps counts the bytes of K, V and scales that a launch has to read.
-#include "harness.hpp"
+#include "cuda/harness.hpp"
 
 #include <oasis/cuda/attend.hpp>
 #include <oasis/pool/head_block.hpp>
@@ -67,7 +67,7 @@ public:
     Setup(Queue queue, const Case& c)
         : case_(c), layout_{DType::kBF16, c.code, c.block_tokens, kHeadDim}, plan_(config()), workspace_(plan_.workspace_bytes())
     {
-        make_lists();
+        make_lists(queue);
         pool_ = DeviceBuffer<>(slots_ * layout_.coded_bytes());
         if (c.code == BlockCode::kNative) {
             fill_native<<<1024, 256, 0, queue.stream()>>>(reinterpret_cast<std::uint16_t*>(pool_.data()), pool_.bytes() / 2);
@@ -118,15 +118,7 @@ private:
                 .ctas_per_sm = case_.ctas_per_sm};
     }
 
-    template <class T> static DeviceBuffer<T> upload(const std::vector<T>& values)
-    {
-        DeviceBuffer<T> buffer(values.size());
-        check(::cudaMemcpy(buffer.data(), values.data(), buffer.bytes(), cudaMemcpyHostToDevice), "cudaMemcpy of ", buffer.bytes(),
-              " bytes");
-        return buffer;
-    }
-
-    void make_lists()
+    void make_lists(Queue queue)
     {
         std::mt19937 random(1);
         const std::size_t lists = std::size_t(case_.lists * case_.batch) * kKvHeads;
@@ -150,12 +142,12 @@ private:
         }
         const std::size_t per_block = case_.code == BlockCode::kNative ? 2 * layout_.elements() * 2 : layout_.int8_tag_offset();
         bytes_ = double(all) / case_.lists * double(per_block);
-        blocks_ = upload(blocks);
-        counts_ = upload(counts);
+        blocks_ = upload(queue, blocks);
+        counts_ = upload(queue, counts);
         std::vector<std::int32_t> starts;
         for (std::int32_t s = 0; s <= case_.batch; ++s) { starts.push_back(s * case_.rows); }
-        starts_ = upload(starts);
-        positions_ = upload(std::vector<TokenIndex>(std::size_t(case_.batch), 1 << 20));
+        starts_ = upload(queue, starts);
+        positions_ = upload(queue, std::vector<TokenIndex>(std::size_t(case_.batch), 1 << 20));
     }
 
     void choose_rows(AttendBlock* list, std::int32_t count, std::mt19937& random) const
@@ -232,7 +224,7 @@ std::vector<Case> cases()
 
 __global__ void nothing() {}
 
-int run(const Options& options)
+void run(const Options& options)
 {
     Report report(options);
     Stream stream;
@@ -263,10 +255,9 @@ int run(const Options& options)
                             {"depth", double(setup.planned().ring_depth)},
                             {"ctas", double(setup.planned().ctas_per_sm)}});
     }
-    return 0;
 }
 
 } // namespace
 } // namespace oasis::cuda::bench
 
-int main(int argc, char** argv) { return oasis::cuda::bench::run(oasis::cuda::bench::Options(argc, argv)); }
+int main(int argc, char** argv) { return oasis::cuda::bench::run_bench(argc, argv, oasis::cuda::bench::run); }

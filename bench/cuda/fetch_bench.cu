@@ -2,7 +2,7 @@
 //
 // Random pieces of a pinned pool into slots: rate of the gather kernel by grid and piece, alone and beside a kernel that reads
 // HBM as fast as it can (and what that one loses); write-through; copy engines.
-#include <cuda/harness.hpp>
+#include "cuda/harness.hpp"
 
 #include <oasis/cuda/dma.hpp>
 #include <oasis/cuda/fetch.hpp>
@@ -167,11 +167,15 @@ void run(const Options& options)
             if (!options.runs(name)) { continue; }
             const TransferGrid grid{ctas, threads};
             const double alone = rate(plan.bytes(), [&] { enqueue_fetch(queue, plan.params, grid); });
+            constexpr int kBeside = 5; // repetitions
             const Beside b = beside(
-                queue, background.queue(), read, [&](Queue q) { enqueue_fetch(q, large.params, grid); }, large.bytes(), 36, 6, 5);
-            report.add(
-                name,
-                {{"gbps", alone}, {"gbps_beside", b.fetch_gbps}, {"hbm_gbps_beside", b.hbm_gbps}, {"hbm_loss", 1 - b.hbm_gbps / hbm}});
+                queue, background.queue(), read, [&](Queue q) { enqueue_fetch(q, large.params, grid); }, large.bytes(),
+                36, 6, kBeside);
+            report.add(name, {{"gbps", alone},
+                              {"gbps_beside", b.fetch_gbps},
+                              {"hbm_gbps_beside", b.hbm_gbps},
+                              {"hbm_loss", 1 - b.hbm_gbps / hbm},
+                              {"repetitions_beside", kBeside}});
         }
         for (const int ctas : {4, 8}) {
             const std::string name = grid_name("write_through", unit, ctas, 512);
@@ -194,13 +198,4 @@ void run(const Options& options)
 } // namespace
 } // namespace oasis::cuda::bench
 
-int main(int argc, char** argv)
-{
-    try {
-        oasis::cuda::bench::run({argc, argv});
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "%s\n", error.what());
-        return 1;
-    }
-    return 0;
-}
+int main(int argc, char** argv) { return oasis::cuda::bench::run_bench(argc, argv, oasis::cuda::bench::run); }

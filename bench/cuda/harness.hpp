@@ -5,6 +5,8 @@
 // For nvcc alone.
 #pragma once
 
+#include "cuda/graph.hpp" // of the tests
+
 #include <oasis/cuda/device.hpp>
 #include <oasis/cuda/memory.hpp>
 #include <oasis/cuda/queue.hpp>
@@ -12,8 +14,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -69,7 +73,7 @@ inline double median(std::vector<double> values)
 /// Rows of numbers by name, printed as they come and written as JSON at the end.
 class Report {
 public:
-    explicit Report(Options options) : options_(std::move(options)), device_(device_info(current_device())) { require_supported(device_); }
+    explicit Report(Options options) : options_(std::move(options)), device_(supported_device()) {}
 
     void add(const std::string& name, std::initializer_list<std::pair<const char*, double>> numbers)
     {
@@ -113,27 +117,16 @@ private:
     std::vector<std::string> rows_;
 };
 
-/// Owns an instantiated graph of what `enqueue` puts on a queue.
-class Graph {
-public:
-    template <class Enqueue> Graph(Queue queue, Enqueue&& enqueue)
-    {
-        cudaGraph_t graph = nullptr;
-        check(::cudaStreamBeginCapture(queue.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-        enqueue();
-        check(::cudaStreamEndCapture(queue.stream(), &graph), "cudaStreamEndCapture");
-        const cudaError_t code = ::cudaGraphInstantiate(&graph_, graph, 0);
-        static_cast<void>(::cudaGraphDestroy(graph));
-        check(code, "cudaGraphInstantiate");
-    }
-    Graph(const Graph&) = delete;
-    Graph& operator=(const Graph&) = delete;
-    ~Graph() { static_cast<void>(::cudaGraphExecDestroy(graph_)); }
-    void enqueue(Queue queue) { check(::cudaGraphLaunch(graph_, queue.stream()), "cudaGraphLaunch"); }
+/// A device copy of `values`, there when the call returns.
+template <class T> DeviceBuffer<T> upload(Queue queue, const std::vector<T>& values)
+{
+    DeviceBuffer<T> buffer(values.size());
+    enqueue_copy(queue, buffer.data(), std::span<const T>(values));
+    queue.synchronize();
+    return buffer;
+}
 
-private:
-    cudaGraphExec_t graph_ = nullptr;
-};
+using test::Graph;
 
 /// Median microseconds of `run()`, which enqueues on `queue`, over `repetitions` after two to warm up; `before(i)` is enqueued
 /// ahead of each one and not timed (flush the L2, rotate inputs).
@@ -254,6 +247,18 @@ inline double hbm_read_gbps(Queue queue, int repetitions, std::size_t bytes = st
         check_launch("read_once");
     });
     return best;
+}
+
+/// A benchmark's `main`: what fails is said, and the exit status is 1.
+inline int run_bench(int argc, char** argv, void (*run)(const Options&))
+{
+    try {
+        run(Options(argc, argv));
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        return 1;
+    }
+    return 0;
 }
 
 } // namespace oasis::cuda::bench

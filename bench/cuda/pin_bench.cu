@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How long a pinned host tier takes to set up, by page size, chunk and threads; cudaHostAlloc for comparison.
-#include <cuda/harness.hpp>
+#include "cuda/harness.hpp"
 
 #include <oasis/cuda/host_tier.hpp>
 
@@ -16,7 +16,8 @@ void run(const Options& options)
     const auto measure = [&](const std::string& name, const HostTierOptions& tier_options) {
         if (!options.runs(name)) { return; }
         std::vector<double> seconds;
-        for (int i = 0; i < std::min(3, options.repetitions); ++i) {
+        const int repetitions = std::min(3, options.repetitions);
+        for (int i = 0; i < repetitions; ++i) {
             PinFailure failure;
             const auto tier = HostTier::try_create(tier_options, failure);
             if (!tier) {
@@ -27,7 +28,8 @@ void run(const Options& options)
         }
         report.add(name, {{"gib", double(tier_options.bytes >> 30)},
                           {"seconds", median(seconds)},
-                          {"gbps", 1e-9 * double(tier_options.bytes) / median(seconds)}});
+                          {"gbps", 1e-9 * double(tier_options.bytes) / median(seconds)},
+                          {"repetitions", repetitions}});
     };
     constexpr std::size_t kGiB = std::size_t{1} << 30;
     static_cast<void>(::cudaFree(nullptr));
@@ -41,20 +43,13 @@ void run(const Options& options)
         const auto begin = std::chrono::steady_clock::now();
         const PinnedBuffer<> buffer(4 * kGiB);
         const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-        report.add("cudaHostAlloc/4GiB", {{"gib", 4}, {"seconds", seconds}, {"gbps", 1e-9 * double(buffer.size()) / seconds}});
+        report.add(
+            "cudaHostAlloc/4GiB",
+            {{"gib", 4}, {"seconds", seconds}, {"gbps", 1e-9 * double(buffer.size()) / seconds}, {"repetitions", 1}});
     }
 }
 
 } // namespace
 } // namespace oasis::cuda::bench
 
-int main(int argc, char** argv)
-{
-    try {
-        oasis::cuda::bench::run({argc, argv});
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "%s\n", error.what());
-        return 1;
-    }
-    return 0;
-}
+int main(int argc, char** argv) { return oasis::cuda::bench::run_bench(argc, argv, oasis::cuda::bench::run); }

@@ -22,14 +22,6 @@ struct Shape {
     std::int32_t lookahead;
 };
 
-template <class T> DeviceBuffer<T> upload(Queue queue, const std::vector<T>& values)
-{
-    DeviceBuffer<T> buffer(values.size());
-    enqueue_copy(queue, buffer.data(), std::span<const T>(values));
-    queue.synchronize();
-    return buffer;
-}
-
 /// One layer with 8 KV heads and the default budgets: 1,024 and 2,048 tokens in blocks of 16, logical sets of 2,048.
 class World {
 public:
@@ -221,4 +213,4 @@ void run(const Options& options)
 } // namespace
 } // namespace oasis::cuda::bench
 
-int main(int argc, char** argv) { oasis::cuda::bench::run(oasis::cuda::bench::Options(argc, argv)); }
+int main(int argc, char** argv) { return oasis::cuda::bench::run_bench(argc, argv, oasis::cuda::bench::run); }

@@ -60,14 +60,6 @@ __global__ void fill_queries(__half* q, std::size_t count)
     }
 }
 
-template <class T> DeviceBuffer<T> upload(Queue queue, const std::vector<T>& values)
-{
-    DeviceBuffer<T> buffer(values.size());
-    enqueue_copy(queue, buffer.data(), std::span<const T>(values));
-    queue.synchronize();
-    return buffer;
-}
-
 struct Shape {
     std::string name;
     std::int32_t batch;
@@ -235,4 +227,4 @@ void run(const Options& options)
 } // namespace
 } // namespace oasis::cuda::bench
 
-int main(int argc, char** argv) { oasis::cuda::bench::run(oasis::cuda::bench::Options(argc, argv)); }
+int main(int argc, char** argv) { return oasis::cuda::bench::run_bench(argc, argv, oasis::cuda::bench::run); }

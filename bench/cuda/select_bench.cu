@@ -14,14 +14,6 @@
 namespace oasis::cuda::bench {
 namespace {
 
-template <class T> DeviceBuffer<T> upload(Queue queue, const std::vector<T>& values)
-{
-    DeviceBuffer<T> buffer(values.size());
-    enqueue_copy(queue, buffer.data(), std::span<const T>(values));
-    queue.synchronize();
-    return buffer;
-}
-
 class World {
 public:
     World(Queue queue, std::int32_t rows, std::int32_t blocks, std::int32_t group)
@@ -119,4 +111,4 @@ void run(const Options& options)
 } // namespace
 } // namespace oasis::cuda::bench
 
-int main(int argc, char** argv) { oasis::cuda::bench::run(oasis::cuda::bench::Options(argc, argv)); }
+int main(int argc, char** argv) { return oasis::cuda::bench::run_bench(argc, argv, oasis::cuda::bench::run); }

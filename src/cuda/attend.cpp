@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 #include <string>
 
 namespace oasis::cuda {
@@ -103,9 +104,9 @@ AttendPlan::AttendPlan(const AttendConfig& config) : config_(config)
 {
     check_config(config_);
     const AttendKernel kernel = kernel_for(config_);
-    const DeviceInfo device = device_info(current_device());
-    require_supported(device);
+    const DeviceInfo& device = supported_device();
     kernel_ = kernel.handle;
+    const std::size_t most = allow_shared_memory(kernel_);
     const std::int32_t queries = config_.max_rows * group_of(config_);
     tiles_ = (queries + kernel.queries - 1) / kernel.queries;
     const std::size_t groups = std::size_t(config_.max_sequences) * std::size_t(config_.kv_heads);
@@ -124,10 +125,13 @@ AttendPlan::AttendPlan(const AttendConfig& config) : config_(config)
         config_.ring_depth = few ? 4 : 3;
         while (config_.ring_depth > 1 && bytes_at(config_.ring_depth) > room) { --config_.ring_depth; }
     }
-    while (config_.ring_depth > 1 && bytes_at(config_.ring_depth) > device.shared_bytes) { --config_.ring_depth; }
+    while (config_.ring_depth > 1 && bytes_at(config_.ring_depth) > most) { --config_.ring_depth; }
     shared_bytes_ = bytes_at(config_.ring_depth);
-    check(::cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes_)),
-          "cudaFuncSetAttribute of ", shared_bytes_, " bytes of shared memory");
+    if (shared_bytes_ > most) {
+        throw Unsupported(detail::text("AttendPlan: ", shared_bytes_, " bytes of shared memory with head_dim ",
+                                       config_.head_dim, ", a CTA of device ", device.id, " (", device.name, ") has ",
+                                       most, "."));
+    }
     int fit = 0;
     check(::cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel_, detail::kAttendThreads, shared_bytes_),
           "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
@@ -162,7 +166,7 @@ void AttendPlan::enqueue(Queue queue, const AttendParams& params) const
     job.max_rows = config_.max_rows;
     job.tiles = tiles_;
     job.ring_depth = config_.ring_depth;
-    job.scale_log2 = scale * 1.44269504088896341F;
+    job.scale_log2 = scale * std::numbers::log2e_v<float>;
     job.drawn = chunks_of(config_) * std::size_t(job.groups) * std::size_t(tiles_) > grid_;
     job.ticket = reinterpret_cast<std::uint32_t*>(params.workspace);
     job.arrivals = job.ticket + 1;

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <oasis/cuda/device.hpp>
 
+#include <map>
+#include <mutex>
+#include <utility>
+
 namespace oasis::cuda {
 namespace {
 
@@ -48,6 +52,36 @@ void require_supported(const DeviceInfo& device)
     if (device.architecture >= kMinimumArchitecture) { return; }
     throw Unsupported(detail::text("device ", device.id, " (", device.name, ") is sm_", device.architecture, "; the CUDA backend needs sm_",
                                    kMinimumArchitecture, " (Hopper) or newer."));
+}
+
+const DeviceInfo& supported_device()
+{
+    static std::mutex mutex;
+    static std::map<int, DeviceInfo> known; // references stay
+    const int device = current_device();
+    const std::lock_guard lock(mutex);
+    const auto found = known.find(device);
+    if (found != known.end()) { return found->second; }
+    DeviceInfo info = device_info(device);
+    require_supported(info);
+    return known.emplace(device, std::move(info)).first->second;
+}
+
+std::size_t allow_shared_memory(const void* kernel)
+{
+    static std::mutex mutex;
+    static std::map<std::pair<const void*, int>, std::size_t> allowed;
+    const DeviceInfo& device = supported_device();
+    const std::lock_guard lock(mutex);
+    const auto found = allowed.find({kernel, device.id});
+    if (found != allowed.end()) { return found->second; }
+    cudaFuncAttributes attributes{};
+    check(::cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+    const std::size_t bytes = device.shared_bytes - attributes.sharedSizeBytes;
+    check(::cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+          "cudaFuncSetAttribute of ", bytes, " bytes of shared memory");
+    allowed.emplace(std::pair{kernel, device.id}, bytes);
+    return bytes;
 }
 
 } // namespace oasis::cuda

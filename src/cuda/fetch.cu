@@ -3,27 +3,25 @@
 #include <oasis/cuda/launch.cuh>
 
 namespace oasis::cuda {
-namespace kernels {
+namespace {
 
+/// Counters may wrap: they are compared by their difference.
 __global__ void wait_layer(const LayerWait wait)
 {
+    using kernels::load_acquire;
     const std::uint32_t expected = load_acquire(wait.expected + wait.layer);
     std::uint64_t begin = 0;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-    while (load_acquire(wait.over + wait.layer) < expected) {
+    while (static_cast<std::int32_t>(load_acquire(wait.over + wait.layer) - expected) < 0) {
         std::uint64_t now = 0;
         asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
         if (now - begin > wait.deadline_ns) {
-            if (wait.late) { store_relaxed(wait.late, 1); }
+            if (wait.late) { kernels::store_relaxed(wait.late, 1); }
             return;
         }
         __nanosleep(100);
     }
 }
-
-} // namespace kernels
-
-namespace {
 
 void expect_transfer(const char* call, const TransferParams& p, TransferGrid grid)
 {
@@ -57,7 +55,7 @@ void enqueue_write_through(Queue queue, const TransferParams& params, TransferGr
 void enqueue_wait_layer(Queue queue, const LayerWait& wait)
 {
     detail::expects(wait.over && wait.expected && wait.layer >= 0, "enqueue_wait_layer: layer ", wait.layer, ", or a pointer is null.");
-    launch(queue, "wait for a layer", kernels::wait_layer, wait, 1, 1);
+    launch(queue, "wait for a layer", wait_layer, wait, 1, 1);
 }
 
 } // namespace oasis::cuda

@@ -23,7 +23,7 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kTouchBytes = std::size_t{32} << 20; ///< what a thread takes at a time
 
 /// First number of a file, or of its line that begins with `key`; the largest one when there is none.
-std::size_t read_number(const char* path, const std::string& key = {})
+std::size_t read_number(const std::string& path, const std::string& key = {})
 {
     std::ifstream file(path);
     std::string word;
@@ -34,14 +34,19 @@ std::size_t read_number(const char* path, const std::string& key = {})
 
 } // namespace
 
-std::size_t available_host_bytes()
+std::size_t available_host_bytes(const std::string& root)
 {
     constexpr std::size_t kUnknown = std::numeric_limits<std::size_t>::max();
-    const std::size_t kilobytes = read_number("/proc/meminfo", "MemAvailable:");
+    const std::size_t kilobytes = read_number(root + "/proc/meminfo", "MemAvailable:");
     std::size_t available = kilobytes == kUnknown ? kUnknown : kilobytes * 1024;
-    const std::size_t most = read_number("/sys/fs/cgroup/memory.max"); // "max" is no number: no limit
-    const std::size_t used = read_number("/sys/fs/cgroup/memory.current");
-    if (most != kUnknown && used != kUnknown) { available = std::min(available, most - std::min(used, most)); }
+    const std::string group = root + "/sys/fs/cgroup/memory.";
+    const std::size_t most = read_number(group + "max"); // "max" is no number: no limit
+    const std::size_t used = read_number(group + "current");
+    if (most != kUnknown && used != kUnknown) {
+        const std::size_t pages = read_number(group + "stat", "inactive_file");
+        const std::size_t held = used - (pages == kUnknown ? 0 : std::min(pages, used));
+        available = std::min(available, most - std::min(held, most));
+    }
     return available;
 }
 

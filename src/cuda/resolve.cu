@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <oasis/cuda/device.hpp>
 #include <oasis/cuda/launch.cuh>
 #include <oasis/cuda/resolve.cuh>
 
@@ -24,6 +23,9 @@ __global__ void __launch_bounds__(kernels::resolve::kResolveThreads) clear_units
     }
     if (threadIdx.x == 0) { r.guarded[unit] = 0; }
 }
+
+/// What a launch without sequences leaves: empty plans.
+__global__ void plan_nothing(const __grid_constant__ ResolveParams params) { kernels::resolve::publish_plans(params); }
 
 void expect_residency(const char* call, const ResidencyRef& r)
 {
@@ -70,20 +72,17 @@ void expect_resolve(const ResolveParams& p)
 void enqueue_resolve(Queue queue, const ResolveParams& params)
 {
     expect_resolve(params);
-    if (params.sequences == 0) { return; }
+    if (params.sequences == 0) {
+        launch(queue, "resolve of no sequences", plan_nothing, params, 1, 32);
+        return;
+    }
     const ResidencyRef& r = params.residency;
     const kernels::resolve::ResolveLayout layout{std::uint32_t(params.max_blocks + 127) / 128 * 4, std::uint32_t(r.owned_slots),
                                                  std::uint32_t(r.logical_blocks)};
-    constexpr std::size_t kAlwaysThere = 48 * 1024;
-    if (layout.bytes() > kAlwaysThere) {
-        const cudaError_t code =
-            ::cudaFuncSetAttribute(kernels::resolve::resolve_units, cudaFuncAttributeMaxDynamicSharedMemorySize, int(layout.bytes()));
-        if (code != cudaSuccess) {
-            static_cast<void>(::cudaGetLastError());
-            throw Unsupported(detail::text("enqueue_resolve: ", layout.bytes(), " bytes of shared memory for ", params.max_blocks,
-                                           " blocks, ", r.owned_slots, " slots and logical sets of ", r.logical_blocks,
-                                           " blocks are more than a CTA has."));
-        }
+    if (const std::size_t most = allow_shared_memory(kernels::resolve::resolve_units); layout.bytes() > most) {
+        throw Unsupported(detail::text("enqueue_resolve: ", layout.bytes(), " bytes of shared memory for ",
+                                       params.max_blocks, " blocks, ", r.owned_slots, " slots and logical sets of ",
+                                       r.logical_blocks, " blocks are more than a CTA has, ", most, "."));
     }
     launch(queue, "resolve", kernels::resolve::resolve_units, kernels::resolve::ResolveJob{params, layout},
            unsigned(params.sequences) * unsigned(r.kv_heads), kernels::resolve::kResolveThreads, layout.bytes());

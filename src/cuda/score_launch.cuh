@@ -5,44 +5,36 @@
 
 #include "cuda/score_launch.hpp"
 
+#include <oasis/cuda/launch.cuh>
 #include <oasis/cuda/score.cuh>
 
 namespace oasis::cuda::detail {
 
-template <class K> void launch(Queue queue, ScoreArgs args)
+template <class K> void launch_kernel(Queue queue, ScoreArgs args)
 {
     const ScoreParams& p = args.params;
     args.columns = (p.rows * p.group + 8 * K::kTiles - 1) / (8 * K::kTiles) * 8 * K::kTiles;
-    int device = 0;
-    int sms = 0;
-    int most = 0;
-    check(::cudaGetDevice(&device), "cudaGetDevice");
-    check(::cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-    check(::cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+    const std::size_t most = allow_shared_memory(score_kernel<K>);
     // At least 8 stages: as many as the producer fills at a time.
-    for (args.log2_stages = 5; args.log2_stages > 3 && args.bytes<K>() > std::uint32_t(most); --args.log2_stages) {}
-    if (args.bytes<K>() > std::uint32_t(most)) {
-        throw Unsupported(text("enqueue_score: ", p.rows, " rows of ", p.group, " query heads with ", K::kChannels, " channels need ",
-                               args.bytes<K>(), " bytes of shared memory, the device has ", most));
+    for (args.log2_stages = 5; args.log2_stages > 3 && args.bytes<K>() > most; --args.log2_stages) {}
+    if (args.bytes<K>() > most) {
+        throw Unsupported(text("enqueue_score: ", p.rows, " rows of ", p.group, " query heads with ", K::kChannels,
+                               " channels need ", args.bytes<K>(), " bytes of shared memory, a CTA has ", most));
     }
-    const auto shared = static_cast<int>(args.bytes<K>());
-    check(::cudaFuncSetAttribute(score_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute of ", shared,
-          " bytes of shared memory for the scoring kernel");
-    score_kernel<K><<<unsigned(sms), K::kThreads, std::size_t(shared), queue.stream()>>>(args);
-    check_launch("score_kernel", " of ", p.sequences, " sequences, ", p.rows, " rows, ", p.kv_heads, " KV heads, group ", p.group);
+    launch(queue, "score", score_kernel<K>, args, unsigned(supported_device().sm_count), K::kThreads, args.bytes<K>());
 }
 
 template <int kChannels, SummaryCode kCode, bool kSpread, int kBlocks> void launch_score(Queue queue, const ScoreArgs& args)
 {
     const std::int32_t columns = args.params.rows * args.params.group;
     if constexpr (kCode == SummaryCode::kF16) { // all groups are native: eight columns at a time
-        launch<ScoreKernel<kChannels, kCode, kBlocks, kSpread, 1>>(queue, args);
+        launch_kernel<ScoreKernel<kChannels, kCode, kBlocks, kSpread, 1>>(queue, args);
     } else if (columns <= 8) {
-        launch<ScoreKernel<kChannels, kCode, kBlocks, kSpread, 1>>(queue, args);
+        launch_kernel<ScoreKernel<kChannels, kCode, kBlocks, kSpread, 1>>(queue, args);
     } else if (columns <= 16) {
-        launch<ScoreKernel<kChannels, kCode, kBlocks, kSpread, 2>>(queue, args);
+        launch_kernel<ScoreKernel<kChannels, kCode, kBlocks, kSpread, 2>>(queue, args);
     } else {
-        launch<ScoreKernel<kChannels, kCode, kBlocks, kSpread, 4>>(queue, args);
+        launch_kernel<ScoreKernel<kChannels, kCode, kBlocks, kSpread, 4>>(queue, args);
     }
 }
 

@@ -1,26 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which selection kernel takes rows of how many blocks.
+#include <oasis/cuda/launch.cuh>
 #include <oasis/cuda/select.cuh>
 
 namespace oasis::cuda {
 namespace {
 
-template <class C> void launch(Queue queue, const SelectParams& p)
+template <class C> void launch_select(Queue queue, const SelectParams& p)
 {
     static_assert(C::kCapacity <= kMaxSelectBlocks);
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(unsigned(p.rows * p.kv_heads * C::kCluster));
-    config.blockDim = dim3(C::kThreads);
-    config.stream = queue.stream();
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = C::kCluster;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute;
-    config.numAttrs = C::kCluster > 1 ? 1 : 0;
-    check(::cudaLaunchKernelEx(&config, detail::select_kernel<C>, p), "select_kernel of ", p.rows, " rows, ", p.kv_heads,
-          " KV heads, up to ", p.max_blocks, " blocks");
+    launch(queue, "select", detail::select_kernel<C>, p, unsigned(p.rows * p.kv_heads * C::kCluster), C::kThreads, 0,
+           C::kCluster);
 }
 
 struct Entry {
@@ -28,7 +19,7 @@ struct Entry {
     void (*launch)(Queue, const SelectParams&);
 };
 
-template <class C> constexpr Entry entry{C::kCapacity, launch<C>};
+template <class C> constexpr Entry entry{C::kCapacity, launch_select<C>};
 
 /// By the longest row, shortest first.
 constexpr Entry kKernels[] = {entry<detail::SelectConfig<256, 8, 1>>,  entry<detail::SelectConfig<512, 8, 1>>,

@@ -2,6 +2,7 @@
 //
 // What must not change a bit: the batch, the split of the work, other rows, late blocks, graphs.
 #include "attend_expect.hpp"
+#include "graph.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -83,6 +84,22 @@ TEST_P(AttendExact, TheSplitOfTheWorkDoesNotMatter)
     }
 }
 
+TEST_P(AttendExact, APlanOfASmallerRingDoesNotDisturbOneThatWasMadeBefore)
+{
+    const AttendWorld world(shape(), {{2100}, {77}}, 33);
+    const AttendResult expected = world.run(queue());
+    AttendConfig smaller = world.config();
+    smaller.ring_depth = 1;
+    const AttendPlan first(world.config());
+    const AttendPlan second(smaller);
+    ASSERT_GT(first.config().ring_depth, second.config().ring_depth);
+    for (const AttendPlan* plan : {&first, &second}) {
+        const AttendWorld::OnDevice on(queue(), world, *plan);
+        plan->enqueue(queue(), on.params);
+        EXPECT_TRUE(same_bits(on.result(queue()).out, expected.out)) << plan->config().ring_depth << " stages";
+    }
+}
+
 TEST_P(AttendExact, LateBlocksChangeNoBit)
 {
     AttendWorld world(shape(), {{1200, 1, 0.8}, {900, 6, 0.5}, {500}, {90}}, 37);
@@ -112,61 +129,25 @@ TEST_P(AttendExact, LateBlocksChangeNoBit)
 TEST_P(AttendExact, ATTN_14_GraphReplayWithOtherListsEqualsEager)
 {
     const AttendWorld world(shape(), {{1300}, {64, 4, 0.7}, {700}, {333, 2, 0.5}}, 41);
-    const AttendConfig config = world.config();
-    const AttendPlan plan(config);
-    AttendWorld copy = world;
-    const auto q = upload(queue(), world.encoded(copy.q()));
-    const auto blocks = upload(queue(), copy.blocks());
-    const auto slots = upload(queue(), world.slots());
-    const auto native = upload(queue(), world.native());
-    DeviceBuffer<std::int32_t> counts(copy.counts().size());
-    DeviceBuffer<std::int32_t> starts(5);
-    DeviceBuffer<std::int64_t> positions(4);
-    const auto out = poisoned<float>(queue(), copy.q().size());
-    const auto lse = poisoned<float>(queue(), std::size_t(world.rows() * world.q_heads()));
-    const auto workspace = poisoned<std::byte>(queue(), plan.workspace_bytes());
-    plan.enqueue_prepare(queue(), workspace.data());
-    queue().synchronize();
-    const AttendParams params{.q = q.data(),
-                              .blocks = blocks.data(),
-                              .block_counts = counts.data(),
-                              .row_starts = starts.data(),
-                              .first_positions = positions.data(),
-                              .slots = slots.data(),
-                              .native = native.data(),
-                              .out = out.data(),
-                              .lse = lse.data(),
-                              .workspace = workspace.data(),
-                              .sequences = 4};
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t replay = nullptr;
-    check(::cudaStreamBeginCapture(queue().stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    plan.enqueue(queue(), params);
-    check(::cudaStreamEndCapture(queue().stream(), &graph), "cudaStreamEndCapture");
-    check(::cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-    const std::vector<std::int64_t> first_positions{1300, 64, 700, 333};
+    const AttendPlan plan(world.config());
+    const AttendWorld::OnDevice on(queue(), world, plan);
+    const Graph graph(queue(), [&] { plan.enqueue(queue(), on.params); });
+    const std::vector<std::int32_t> row_starts{0, 1, 5, 6, 8};
     for (const std::size_t live : {4U, 1U, 0U, 3U, 4U}) { // the rest is padding: lists without blocks
-        std::vector<std::int32_t> now = copy.counts();
+        std::vector<std::int32_t> now = world.counts();
         std::fill(now.begin() + std::ptrdiff_t(2 * live), now.end(), 0);
-        const std::vector<std::int32_t> row_starts{0, 1, 5, 6, 8};
-        enqueue_copy(queue(), counts.data(), std::span<const std::int32_t>(now));
-        enqueue_copy(queue(), starts.data(), std::span<const std::int32_t>(row_starts));
-        enqueue_copy(queue(), positions.data(), std::span<const std::int64_t>(first_positions));
-        const auto eager = [&] {
-            plan.enqueue(queue(), params);
-            return AttendResult{download(queue(), out), download(queue(), lse)};
-        }();
-        enqueue_fill(queue(), out.data(), out.size(), 0xFF);
-        enqueue_fill(queue(), lse.data(), lse.size(), 0xFF);
-        check(::cudaGraphLaunch(replay, queue().stream()), "cudaGraphLaunch");
-        const AttendResult replayed{download(queue(), out), download(queue(), lse)};
+        enqueue_copy(queue(), on.counts.data(), std::span<const std::int32_t>(now));
+        plan.enqueue(queue(), on.params);
+        const AttendResult eager = on.result(queue());
+        enqueue_fill(queue(), on.out.data(), on.out.size(), 0xFF);
+        enqueue_fill(queue(), on.lse.data(), on.lse.size(), 0xFF);
+        graph.enqueue(queue());
+        const AttendResult replayed = on.result(queue());
         EXPECT_TRUE(same_bits(replayed.out, eager.out) && same_bits(replayed.lse, eager.lse)) << live << " live";
         const std::size_t row = std::size_t(world.q_heads()) * 128;
         for (std::size_t i = std::size_t(row_starts[live]) * row; i < replayed.out.size(); ++i) { ASSERT_EQ(replayed.out[i], 0.0F); }
         if (live == 4) { expect_attention(world, replayed, DType::kBF16); }
     }
-    check(::cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
-    check(::cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
 TEST_P(AttendExact, OutputInTheQueriesTypeIsTheRoundedFloat)

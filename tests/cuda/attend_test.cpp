@@ -146,14 +146,13 @@ TEST_F(AttendCases, ATTN_17_ScalesFromTheSmallestToTheLargest)
 TEST_F(AttendCases, ATTN_07_OffsetsBeyond32Bits)
 {
     const std::size_t elements = (std::size_t{1} << 32) + (std::size_t{1} << 20);
-    std::size_t free = 0;
-    std::size_t total = 0;
-    check(::cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-    if (free < 2 * elements + (std::size_t{1} << 30)) { GTEST_SKIP() << "needs 9 GiB of GPU memory, " << free << " bytes are free"; }
+    if (const std::string why = lacks_gpu_memory(2 * elements + (std::size_t{1} << 30)); !why.empty()) {
+        GTEST_SKIP() << why;
+    }
     const AttendShape shape{.dtype = DType::kF16, .head_dim = 128, .kv_heads = 1, .recent = 0};
     AttendWorld world(shape, {{16 * 6 - 1}}, 19);
-    const AttendConfig config = world.config();
-    const AttendPlan plan(config);
+    const AttendPlan plan(world.config());
+    AttendWorld::OnDevice on(queue(), world, plan);
     const DeviceBuffer<std::byte> arena(2 * elements);
     std::vector<AttendBlock> blocks = world.blocks();
     const std::int64_t limits[] = {0, std::int64_t{1} << 31, std::int64_t{1} << 32, std::int64_t{1} << 33};
@@ -164,26 +163,11 @@ TEST_F(AttendCases, ATTN_07_OffsetsBeyond32Bits)
         block.offset = limits[i % 4] + (i / 4 ? 8192 : limits[i % 4] ? -8192 : 0);
         enqueue_copy(queue(), arena.data() + block.offset, std::span<const std::byte>(content, 8192));
     }
-    const auto q = upload(queue(), world.encoded(world.q()));
-    const auto list = upload(queue(), blocks);
-    const auto counts = upload(queue(), world.counts());
-    const auto starts = upload(queue(), std::vector<std::int32_t>{0, 1});
-    const auto positions = upload(queue(), std::vector<std::int64_t>{world.sequences()[0].first_position});
-    const auto out = poisoned<float>(queue(), world.q().size());
-    const auto lse = poisoned<float>(queue(), std::size_t(world.q_heads()));
-    const auto workspace = poisoned<std::byte>(queue(), plan.workspace_bytes());
-    plan.enqueue_prepare(queue(), workspace.data());
-    plan.enqueue(queue(), {.q = q.data(),
-                           .blocks = list.data(),
-                           .block_counts = counts.data(),
-                           .row_starts = starts.data(),
-                           .first_positions = positions.data(),
-                           .slots = arena.data(),
-                           .out = out.data(),
-                           .lse = lse.data(),
-                           .workspace = workspace.data(),
-                           .sequences = 1});
-    expect_attention(world, {download(queue(), out), download(queue(), lse)}, shape.dtype);
+    enqueue_copy(queue(), on.blocks.data(), std::span<const AttendBlock>(blocks));
+    on.params.slots = arena.data();
+    on.params.native = nullptr;
+    plan.enqueue(queue(), on.params);
+    expect_attention(world, on.result(queue()), shape.dtype);
 }
 
 } // namespace

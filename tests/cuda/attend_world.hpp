@@ -102,6 +102,7 @@ public:
     const std::vector<AttendSequence>& sequences() const { return sequences_; }
     std::vector<AttendBlock>& blocks() { return blocks_; }
     std::vector<std::int32_t>& counts() { return counts_; }
+    const std::vector<std::int32_t>& counts() const { return counts_; }
     std::vector<float>& q() { return q_; }
     std::int32_t max_blocks() const { return max_blocks_; }
     std::size_t list_of(std::size_t sequence, std::int32_t head) const
@@ -165,30 +166,72 @@ public:
     /// Runs on fresh copies; `phases` in order on one workspace. Output poisoned before.
     AttendResult run(Queue queue, const AttendConfig& config, const std::vector<AttendPhase>& phases = {AttendPhase::kAll}) const
     {
-        const auto out = poisoned<float>(queue, q_.size());
-        const auto lse = poisoned<float>(queue, std::size_t(rows() * q_heads()));
-        run_into(queue, config, phases, DType::kF32, out.data(), lse.data());
-        return {download(queue, out), download(queue, lse)};
+        const AttendPlan plan(config);
+        OnDevice on(queue, *this, plan);
+        for (const AttendPhase phase : phases) {
+            on.params.phase = phase;
+            plan.enqueue(queue, on.params);
+        }
+        return on.result(queue);
     }
     AttendResult run(Queue queue) const { return run(queue, config()); }
 
     /// The output in the type of q, without log-sum-exp.
     std::vector<std::uint16_t> run_narrow(Queue queue) const
     {
+        const AttendPlan plan(config());
+        OnDevice on(queue, *this, plan);
         const auto out = poisoned<std::uint16_t>(queue, q_.size());
-        run_into(queue, config(), {AttendPhase::kAll}, shape_.dtype, out.data(), nullptr);
+        on.params.out = out.data();
+        on.params.out_dtype = shape_.dtype;
+        on.params.lse = nullptr;
+        plan.enqueue(queue, on.params);
         return download(queue, out);
     }
 
-    std::vector<std::uint16_t> encoded(const std::vector<float>& values) const
-    {
-        std::vector<std::uint16_t> bits;
-        for (const float x : values) { bits.push_back(shape_.dtype == DType::kF16 ? to_f16(x).bits : to_bf16(x).bits); }
-        return bits;
-    }
+    /// Copies on the device with poisoned output and a workspace of a plan, ready to be enqueued.
+    struct OnDevice {
+        OnDevice(Queue queue, const AttendWorld& world, const AttendPlan& plan)
+            : q(upload(queue, encode(world.shape_.dtype, world.q_))),
+              blocks(upload(queue, world.blocks_)),
+              counts(upload(queue, world.counts_)),
+              starts(upload(queue, world.row_starts_)),
+              positions(upload(queue, world.first_positions_)),
+              slots(upload(queue, world.slots_)),
+              native(upload(queue, world.native_)),
+              workspace(poisoned<std::byte>(queue, plan.workspace_bytes())),
+              out(poisoned<float>(queue, world.q_.size())),
+              lse(poisoned<float>(queue, std::size_t(world.rows() * world.q_heads()))),
+              params{.q = q.data(),
+                     .blocks = blocks.data(),
+                     .block_counts = counts.data(),
+                     .row_starts = starts.data(),
+                     .first_positions = positions.data(),
+                     .slots = slots.data(),
+                     .native = native.data(),
+                     .out = out.data(),
+                     .lse = lse.data(),
+                     .workspace = workspace.data(),
+                     .sequences = static_cast<std::int32_t>(world.sequences_.size()),
+                     .window = world.shape_.window}
+        {
+            plan.enqueue_prepare(queue, workspace.data());
+            queue.synchronize();
+        }
+        AttendResult result(Queue queue) const { return {download(queue, out), download(queue, lse)}; }
 
-    const std::vector<std::byte>& slots() const { return slots_; }
-    const std::vector<std::byte>& native() const { return native_; }
+        DeviceBuffer<std::byte> q;
+        DeviceBuffer<AttendBlock> blocks;
+        DeviceBuffer<std::int32_t> counts;
+        DeviceBuffer<std::int32_t> starts;
+        DeviceBuffer<std::int64_t> positions;
+        DeviceBuffer<std::byte> slots;
+        DeviceBuffer<std::byte> native;
+        DeviceBuffer<std::byte> workspace;
+        DeviceBuffer<float> out;
+        DeviceBuffer<float> lse;
+        AttendParams params;
+    };
 
 private:
     struct Content {
@@ -196,39 +239,6 @@ private:
         std::vector<oracle::Row> values;
         std::vector<std::byte> bytes;
     };
-
-    void run_into(Queue queue, const AttendConfig& config, const std::vector<AttendPhase>& phases, DType out_dtype, void* out,
-                  float* lse) const
-    {
-        const AttendPlan plan(config);
-        const auto q = upload(queue, encoded(q_));
-        const auto blocks = upload(queue, blocks_);
-        const auto counts = upload(queue, counts_);
-        const auto starts = upload(queue, row_starts_);
-        const auto positions = upload(queue, first_positions_);
-        const auto slots = upload(queue, slots_);
-        const auto native = upload(queue, native_);
-        const auto workspace = poisoned<std::byte>(queue, plan.workspace_bytes());
-        plan.enqueue_prepare(queue, workspace.data());
-        AttendParams params{.q = q.data(),
-                            .blocks = blocks.data(),
-                            .block_counts = counts.data(),
-                            .row_starts = starts.data(),
-                            .first_positions = positions.data(),
-                            .slots = slots.data(),
-                            .native = native.data(),
-                            .out = out,
-                            .lse = lse,
-                            .workspace = workspace.data(),
-                            .sequences = static_cast<std::int32_t>(sequences_.size()),
-                            .out_dtype = out_dtype,
-                            .window = shape_.window};
-        for (const AttendPhase phase : phases) {
-            params.phase = phase;
-            plan.enqueue(queue, params);
-        }
-        queue.synchronize();
-    }
 
     double uniform() { return std::uniform_real_distribution<double>(-1.0, 1.0)(random_); }
     float rounded(double x) const { return shape_.dtype == DType::kF16 ? to_float(to_f16(float(x))) : to_float(to_bf16(float(x))); }
@@ -277,9 +287,10 @@ private:
                 for (std::size_t c = 0; t < tokens && c < row.size(); ++c) {
                     const float x = rounded(side ? shape_.amplitude * uniform() : 2.0 * uniform());
                     row[c] = x;
-                    const std::uint16_t bits = shape_.dtype == DType::kF16 ? to_f16(x).bits : to_bf16(x).bits;
-                    std::memcpy(result.bytes.data() + std::size_t(side) * layout_.native_v_offset() + 2 * (std::size_t(t) * row.size() + c),
-                                &bits, 2);
+                    cpu::scalar_attend_kernels().from_float(shape_.dtype, &x, 1,
+                                                            result.bytes.data() +
+                                                                std::size_t(side) * layout_.native_v_offset() +
+                                                                2 * (std::size_t(t) * row.size() + c));
                 }
                 target.push_back(std::move(row));
             }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fetch_fixture.hpp"
+#include "graph.hpp"
 
 #include <oasis/cuda/dma.hpp>
 #include <oasis/cuda/launch.cuh>
@@ -56,22 +57,15 @@ TEST_F(FetchCases, PREF_08_AReplayedGraphFollowsThePlanOfItsTime)
 {
     make(4224, 300, 3);
     plan_random(0, 11);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t ready = nullptr;
-    ASSERT_EQ(cudaStreamBeginCapture(queue().stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
     auto p = params();
     p.most = 300;
-    enqueue_fetch(queue(), p);
-    ASSERT_EQ(cudaStreamEndCapture(queue().stream(), &graph), cudaSuccess);
-    ASSERT_EQ(cudaGraphInstantiate(&ready, graph, 0), cudaSuccess);
+    const Graph graph(queue(), [&] { enqueue_fetch(queue(), p); });
     for (const std::size_t count : {std::size_t{0}, std::size_t{250}, std::size_t{3}}) {
         reset();
         plan_random(count, 12 + count);
-        ASSERT_EQ(cudaGraphLaunch(ready, queue().stream()), cudaSuccess);
+        graph.enqueue(queue());
         expect_landed(std::vector<bool>(count, true));
     }
-    cudaGraphExecDestroy(ready);
-    cudaGraphDestroy(graph);
 }
 
 TEST_F(FetchCases, PREF_01_WriteThroughWaitsForTheProducer)

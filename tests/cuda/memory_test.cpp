@@ -6,7 +6,11 @@
 #include <oasis/cuda/host_tier.hpp>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <type_traits>
+
+#include <unistd.h>
 
 namespace oasis::cuda::test {
 namespace {
@@ -114,12 +118,38 @@ TEST(CudaHostTierCases, TIER_01_MoreThanTheHostHasIsAValueThatNamesTheTier)
     EXPECT_NE(failure.reason.find(" bytes available"), std::string::npos) << failure.reason;
 }
 
+TEST(CudaHostTierCases, TIER_01_PagesOfFilesThatCanBeDroppedCountAsAvailable)
+{
+    const auto root = std::filesystem::path(::testing::TempDir()) / ("oasis_available_" + std::to_string(::getpid()));
+    const auto write = [&](const char* path, const char* text) {
+        std::filesystem::create_directories((root / path).parent_path());
+        std::ofstream(root / path) << text;
+    };
+    const auto available = [&] { return available_host_bytes(root.string()); };
+    EXPECT_EQ(available(), SIZE_MAX) << "nothing says how much";
+    write("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n");
+    EXPECT_EQ(available(), 8'192'000U);
+    write("sys/fs/cgroup/memory.max", "max\n");
+    write("sys/fs/cgroup/memory.current", "600000\n");
+    EXPECT_EQ(available(), 8'192'000U);
+    write("sys/fs/cgroup/memory.max", "1000000\n");
+    EXPECT_EQ(available(), 400'000U);
+    write("sys/fs/cgroup/memory.stat", "anon 100000\nfile 500000\nactive_file 200000\ninactive_file 300000\n");
+    EXPECT_EQ(available(), 700'000U);
+    write("sys/fs/cgroup/memory.stat", "inactive_file 700000\n"); // counted at another moment than the sum
+    EXPECT_EQ(available(), 1'000'000U);
+    std::filesystem::remove_all(root);
+}
+
 class CudaTiers : public CudaTest {};
 
 TEST_F(CudaTiers, TIER_01_AFailureLeavesNoTrace)
 {
     PinFailure failure;
-    ASSERT_FALSE(HostTier::try_create({.bytes = std::size_t{1} << 46, .check_available = true}, failure));
+    ASSERT_FALSE(HostTier::try_create({.bytes = std::size_t{1} << 47, .check_available = false},
+                                      failure)); // more than addresses
+    EXPECT_NE(failure.reason.find("mmap: "), std::string::npos) << failure.reason;
+    EXPECT_EQ(failure.full.available_bytes, 0U);
     EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
     EXPECT_TRUE(HostTier::try_create({.bytes = std::size_t{64} << 20}, failure)) << failure.reason;
 }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "graph.hpp"
 #include "resolve_checks.hpp"
 
 #include <memory>
@@ -63,17 +64,12 @@ TEST_F(Resolve, AReplayedGraphDoesWhatALaunchDoes)
     const ResolveShape shape{.layers = 1};
     ResolveWorld eager(queue(), shape, 9);
     ResolveWorld replayed(queue(), shape, 9);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t instance = nullptr;
-    check(::cudaStreamBeginCapture(queue().stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    enqueue_resolve(queue(), replayed.params(0));
-    check(::cudaStreamEndCapture(queue().stream(), &graph), "cudaStreamEndCapture");
-    check(::cudaGraphInstantiate(&instance, graph, 0), "cudaGraphInstantiate");
+    const Graph graph(queue(), [&] { enqueue_resolve(queue(), replayed.params(0)); });
     for (int step = 0; step < 20; ++step) {
         eager.begin_step();
         replayed.begin_step();
         enqueue_resolve(queue(), eager.params(0));
-        check(::cudaGraphLaunch(instance, queue().stream()), "cudaGraphLaunch");
+        graph.enqueue(queue());
         replayed.check_layer(0);
         eager.check_layer(0);
         EXPECT_EQ(eager.digest(), replayed.digest()) << "step " << step;
@@ -81,8 +77,29 @@ TEST_F(Resolve, AReplayedGraphDoesWhatALaunchDoes)
         eager.end_step();
         replayed.end_step();
     }
-    EXPECT_EQ(::cudaGraphExecDestroy(instance), cudaSuccess);
-    EXPECT_EQ(::cudaGraphDestroy(graph), cudaSuccess);
+}
+
+TEST_F(Resolve, NoSequencesLeaveEmptyPlans)
+{
+    ResolveWorld world(queue(), {.layers = 1}, 12);
+    ResolveParams p = world.params(0);
+    do {
+        world.begin_step();
+        enqueue_resolve(queue(), p);
+    } while (download(queue(), p.demand.count, 1)[0] == 0);
+    p.sequences = 0;
+    enqueue_fill(queue(), p.guess.count, 1, 0xFF);
+    enqueue_resolve(queue(), p);
+    EXPECT_EQ(download(queue(), p.demand.count, 1)[0], 0);
+    EXPECT_EQ(download(queue(), p.guess.count, 1)[0], 0);
+    const auto expected = download(queue(), p.demand.expected, 2);
+    EXPECT_EQ(expected[0], expected[1]) << "nothing was planned";
+    const ResolveTicket ticket = download(queue(), p.ticket, 1)[0];
+    EXPECT_EQ(ticket.left, 0U);
+    p.prefetch_cap = 0; // then the guess's plan is not looked at
+    enqueue_fill(queue(), p.guess.count, 1, 0xFF);
+    enqueue_resolve(queue(), p);
+    EXPECT_EQ(download(queue(), p.guess.count, 1)[0], -1);
 }
 
 TEST_F(Resolve, NumbersThatDoNotFitAreNamed)

@@ -43,21 +43,6 @@ struct ScoreCase {
     }
 };
 
-/// The bytes of `values` as elements of a type.
-inline std::vector<std::byte> encode(DType dtype, const std::vector<float>& values)
-{
-    std::vector<std::byte> bytes(values.size() * size_of(dtype));
-    for (std::size_t i = 0; i < values.size(); ++i) {
-        const f16 half = to_f16(values[i]);
-        const bf16 brain = to_bf16(values[i]);
-        const void* from = dtype == DType::kF32   ? static_cast<const void*>(&values[i])
-                           : dtype == DType::kF16 ? static_cast<const void*>(&half)
-                                                  : &brain;
-        std::memcpy(bytes.data() + i * size_of(dtype), from, size_of(dtype));
-    }
-    return bytes;
-}
-
 class ScoreWorld {
 public:
     using Sequence = tests::Sequence<>;
@@ -198,6 +183,16 @@ inline constexpr double kTolerance = 4e-3; ///< of log masses of the size that t
 
 class CudaScore : public CudaTest {
 protected:
+    void expect_right(const ScoreCase& c)
+    {
+        ScoreWorld world(c);
+        expect_right(world);
+    }
+    void expect_right(ScoreWorld& world)
+    {
+        world.upload(queue());
+        expect_oracle(world, world.score(queue()));
+    }
     /// Every written log mass against the oracle.
     void expect_oracle(ScoreWorld& world, const std::vector<float>& got)
     {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Log masses of the device against the float64 oracle and, with the selection, against the CPU backend.
+#include "graph.hpp"
 #include "score_fixture.hpp"
 
 #include <oasis/cuda/select.hpp>
@@ -49,9 +50,7 @@ TEST_F(CudaScore, EveryLayoutGroupAndRowCount)
                 const int g = 64 * tokens;
                 c.lengths = {1, g - 1, 2 * g + c.rows, 0, 3 * g + int(seed % 7) * block, g + 1};
                 c.seed = seed;
-                ScoreWorld world(c);
-                world.upload(queue());
-                expect_oracle(world, world.score(queue()));
+                expect_right(c);
                 if (HasFatalFailure()) { return; }
             }
         }
@@ -63,9 +62,7 @@ TEST_F(CudaScore, EveryLengthOfASequence)
     for (const int tokens : {2, 4}) {
         ScoreCase c{.options = {SummaryKind::kSpread, tokens, SummaryCode::kInt4}, .kv_heads = 1, .group = 1, .rows = 2, .recent = 20};
         for (std::int64_t n = 0; n < 300; ++n) { c.lengths.push_back(n); }
-        ScoreWorld world(c);
-        world.upload(queue());
-        expect_oracle(world, world.score(queue()));
+        expect_right(c);
         if (HasFatalFailure()) { return; }
     }
 }
@@ -78,9 +75,7 @@ TEST_F(CudaScore, ManyTiles)
                 .rows = 2,
                 .recent = 128,
                 .lengths = {6000, 128, 9001, 4096}};
-    ScoreWorld world(c);
-    world.upload(queue());
-    expect_oracle(world, world.score(queue()));
+    expect_right(c);
 }
 
 /// A log mass is the same bits whatever sequences and rows share the launch.
@@ -121,21 +116,14 @@ TEST_F(CudaScore, GraphReplaysEqualEager)
     world.upload(queue());
     const auto eager = world.score(queue());
     const auto params = world.params();
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t replay = nullptr;
-    check(cudaStreamBeginCapture(queue().stream(), cudaStreamCaptureModeThreadLocal), "capture");
-    enqueue_score(queue(), world.layout(), params);
-    check(cudaStreamEndCapture(queue().stream(), &graph), "capture");
-    check(cudaGraphInstantiate(&replay, graph, 0), "instantiate");
+    const Graph graph(queue(), [&] { enqueue_score(queue(), world.layout(), params); });
     for (int i = 0; i < 3; ++i) {
         enqueue_fill(queue(), params.log_mass, eager.size(), 0xFF);
-        check(cudaGraphLaunch(replay, queue().stream()), "launch");
+        graph.enqueue(queue());
         const auto again = world.masses(queue());
         ASSERT_EQ(0, std::memcmp(eager.data(), again.data(), eager.size() * sizeof(float))) << i;
         ASSERT_EQ(download(queue(), static_cast<const std::uint32_t*>(params.counter), 2), (std::vector<std::uint32_t>{0, 0}));
     }
-    check(cudaGraphExecDestroy(replay), "destroy");
-    check(cudaGraphDestroy(graph), "destroy");
 }
 
 /// The sets of the CPU backend, but for blocks whose scores lie within the tolerance of the cut.

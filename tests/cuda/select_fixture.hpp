@@ -84,7 +84,7 @@ struct SelectWorld {
         }
     }
 
-    /// The sets are those of a full sort of the scores that the device wrote.
+    /// The sets are those of a full sort of the scores that the device wrote, and with `kMax` these are the largest log masses.
     void expect_sorted() const
     {
         for (std::size_t s = 0; s < sets(); ++s) {
@@ -93,6 +93,8 @@ struct SelectWorld {
             const auto first = std::int32_t(window > 0 ? std::max<TokenIndex>(0, p + 1 - window) / 16 : 0);
             const std::vector<float> scores(score.begin() + std::ptrdiff_t(s) * stride + first,
                                             score.begin() + std::ptrdiff_t(s) * stride + std::max(first, end));
+            if (reduction == GroupReduction::kMax) { expect_largest(s, first, scores); }
+            if (::testing::Test::HasFatalFailure()) { return; }
             const auto begin = std::max(first, std::int32_t(std::max<TokenIndex>(0, p + 1 - recent) / 16));
             const std::int32_t sinks = std::min((sink + 15) / 16, begin);
             Ids musts = oracle::best_blocks(scores, first, sinks, begin, std::size_t(must_blocks));
@@ -105,6 +107,20 @@ struct SelectWorld {
             mays.resize(std::size_t(may_blocks), -1);
             ASSERT_EQ(must[s], musts) << "set " << s << " of " << scores.size() << " blocks";
             ASSERT_EQ(may[s], mays) << "set " << s << " of " << scores.size() << " blocks";
+        }
+    }
+
+    /// Each score is the largest of the heads' log masses, NaN where all are.
+    void expect_largest(std::size_t set, std::int32_t first, const std::vector<float>& scores) const
+    {
+        for (std::size_t i = 0; i < scores.size(); ++i) {
+            float largest = kNaN;
+            for (std::size_t h = 0; h < std::size_t(group); ++h) {
+                const float x = mass[(set * std::size_t(group) + h) * std::size_t(stride) + std::size_t(first) + i];
+                if (!(x <= largest)) { largest = std::isnan(x) ? largest : x; }
+            }
+            ASSERT_TRUE(scores[i] == largest || (std::isnan(scores[i]) && std::isnan(largest)))
+                << "set " << set << " block " << std::size_t(first) + i << " has " << scores[i] << ", not " << largest;
         }
     }
 };

@@ -10,13 +10,14 @@ TEST_F(CudaSelect, RandomRowsOfEveryLength)
 {
     std::mt19937 random(1);
     for (const std::int32_t blocks : {40, 2048, 2049, 4096, 8192, 8193, 16384, 16388, 65536}) {
-        SelectWorld world{.heads = 3, .stride = (blocks + 3) / 4 * 4, .must_blocks = 1 + std::int32_t(random() % 80)};
+        SelectWorld world{
+            .heads = 3, .group = 2, .stride = (blocks + 3) / 4 * 4, .must_blocks = 1 + std::int32_t(random() % 80)};
         world.may_blocks = world.must_blocks + std::int32_t(random() % 200);
         world.sink = world.must_blocks > 20 ? 64 : 0;
         world.recent = world.must_blocks > 20 ? 128 : 0;
         world.position = {TokenIndex(blocks) * 16 - 1, -1,  TokenIndex(random() % unsigned(blocks * 16)), 0, 15, 16,
                           TokenIndex(blocks) * 8,      -100};
-        world.mass.resize(world.sets() * std::size_t(world.stride));
+        world.mass.resize(world.sets() * std::size_t(world.group * world.stride));
         std::normal_distribution<float> normal(-12.0F, 4.0F);
         for (float& x : world.mass) { x = normal(random); }
         expect_right(world);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <oasis/core/half.hpp>
+#include <oasis/cpu/attend_kernels.hpp>
 #include <oasis/cuda/device.hpp>
 #include <oasis/cuda/memory.hpp>
 #include <oasis/cuda/queue.hpp>
@@ -31,6 +32,16 @@ inline std::string why_no_gpu()
         return error.what();
     }
     return {};
+}
+
+/// Empty when the current device has so many bytes free, else why the test has to be skipped.
+inline std::string lacks_gpu_memory(std::size_t bytes)
+{
+    std::size_t free = 0;
+    std::size_t total = 0;
+    check(::cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    if (free >= bytes) { return {}; }
+    return "needs " + std::to_string(bytes) + " bytes of GPU memory, " + std::to_string(free) + " are free";
 }
 
 /// A test with a stream of its own, skipped with the reason where there is no GPU.
@@ -99,6 +110,14 @@ std::vector<T> random_values(std::size_t count, std::uint64_t seed, float scale 
     std::vector<T> values(count);
     for (T& value : values) { value = from_float<T>(uniform(random)); }
     return values;
+}
+
+/// The bytes of `values` as elements of a type, rounded as the CPU backend rounds.
+inline std::vector<std::byte> encode(DType dtype, const std::vector<float>& values)
+{
+    std::vector<std::byte> bytes(values.size() * size_of(dtype));
+    cpu::scalar_attend_kernels().from_float(dtype, values.data(), values.size(), bytes.data());
+    return bytes;
 }
 
 inline std::vector<std::uint8_t> random_bytes(std::size_t count, std::uint64_t seed)

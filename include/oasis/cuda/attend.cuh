@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The attention kernel. A CTA takes chunks of 256 tokens of a row's set from an atomic counter: one warp plans them and streams
-// K and V through shared memory, four warps reduce each chunk on its own. The CTA that finishes the last chunk of a
-// (sequence, KV head) merges them in order.
+// The attention kernel. A CTA takes chunks of 256 tokens of a row's set from an atomic counter: one warp plans them, one streams
+// K and V through shared memory, four reduce a chunk together. The CTA that finishes the last chunk of a (sequence, KV head)
+// merges them in order.
 #pragma once
 
 #include <oasis/cuda/attend_job.hpp>
@@ -74,7 +74,6 @@ template <class Traits> __device__ void merge_chunks(const AttendJob& job, const
         write_output<typename Traits::Element>(job.params, head * Traits::kHeadDim + 4 * (i % kQuads),
                                                {sum.x * share, sum.y * share, sum.z * share, sum.w * share});
         if (job.params.lse && i % kQuads == 0) {
-            constexpr float kLn2 = 0.693147180559945309F;
             job.params.lse[head] = mass == 0.0F ? -INFINITY : (top + log2f(mass)) * kLn2;
         }
     }

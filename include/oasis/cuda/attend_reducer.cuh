@@ -98,7 +98,7 @@ private:
                 peak = fmaxf(peak, fmaxf(fmaxf(fabsf(to_float_bits<Element>(q.x)), fabsf(to_float_bits<Element>(q.y))),
                                          fmaxf(fabsf(to_float_bits<Element>(q.z)), fabsf(to_float_bits<Element>(q.w)))));
             }
-            for (int step = 16; step; step /= 2) { peak = fmaxf(peak, __shfl_xor_sync(~0U, peak, step)); }
+            peak = warp_max(peak);
             const std::uint32_t exponent = min(max(__float_as_uint(peak) >> 23, 1U), 253U);
             const float shrink = __uint_as_float((254U - exponent) << 23);
             if (lane_id() == 0) { shared_.query_scales[query] = job_.scale_log2 * __uint_as_float(exponent << 23); }
@@ -261,7 +261,7 @@ private:
         }
     }
 
-    /// Tells the loader whether a sum is NaN.
+    /// Tells the planner whether a sum is NaN.
     __device__ bool report_nan()
     {
         float zero = 0.0F; // NaN if a sum is

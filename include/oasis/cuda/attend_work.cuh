@@ -6,6 +6,7 @@
 
 #include <oasis/cuda/attend_job.hpp>
 #include <oasis/cuda/ptx.cuh>
+#include <oasis/cuda/warp.cuh>
 
 #include <cstdint>
 
@@ -51,23 +52,10 @@ struct ChunkPlan {
     AttendWork merge; ///< what to merge before anything else; group -1: nothing
 };
 
-__device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
-__device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x) / 32; }
 __device__ __forceinline__ std::uint32_t lanes_below() { return (1U << lane_id()) - 1U; }
 
 /// The row of a query of a (sequence, KV head).
 __device__ __forceinline__ int row_of_query(const AttendJob& job, int query) { return (query * job.heads_inverse) >> 16; }
-
-/// The sum of `value` over this and the lower lanes.
-__device__ __forceinline__ std::uint32_t sum_through(std::uint32_t value)
-{
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const std::uint32_t other = __shfl_up_sync(~0U, value, step);
-        if (lane_id() >= step) { value += other; }
-    }
-    return value;
-}
 
 /// Maps tickets to work. Tickets of a CTA grow, so the walk over the lists' lengths never turns back.
 class AttendWalk {
@@ -134,7 +122,7 @@ private:
         }
 #pragma unroll
         for (int k = 0; k < kPerLane; ++k) { own_ += units_of(job, k); }
-        const std::uint32_t through = sum_through(own_);
+        const std::uint32_t through = warp_scan(own_);
         below_ = through - own_;
         units_ = __shfl_sync(~0U, through, 31);
     }

@@ -37,4 +37,12 @@ DeviceInfo device_info(int device);
 /// Throws `Unsupported` with the device's name unless the kernels run on it.
 void require_supported(const DeviceInfo& device);
 
+/// The current device, which the kernels run on. Asked and required once per device, so that a launch can call it; any thread.
+const DeviceInfo& supported_device();
+
+/// Lets a launch of `kernel` on the current device ask for all the dynamic shared memory that a CTA can have beside the kernel's
+/// static one, and returns how much that is. Once per kernel and device, and not as much as a launch needs: the limit is the
+/// kernel's, not the launch's, and others rely on it. Any thread.
+std::size_t allow_shared_memory(const void* kernel);
+
 } // namespace oasis::cuda

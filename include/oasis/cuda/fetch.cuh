@@ -182,6 +182,4 @@ template <Direction direction> __global__ void __launch_bounds__(kMaxThreads) mo
     leave(p.ticket);
 }
 
-__global__ void wait_layer(const LayerWait wait);
-
 } // namespace oasis::cuda::kernels

@@ -80,7 +80,9 @@ private:
     double seconds_ = 0;
 };
 
-/// Bytes the host could still hand out: MemAvailable, or less where a control group says so.
-std::size_t available_host_bytes();
+/// Bytes the host could still hand out: MemAvailable, or less where a control group says so; pages of files that it would drop
+/// first count as free in both.
+/// @param root where /proc and /sys are.
+std::size_t available_host_bytes(const std::string& root = {});
 
 } // namespace oasis::cuda

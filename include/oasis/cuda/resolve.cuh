@@ -278,7 +278,7 @@ struct ResolveJob {
     ResolveLayout layout;
 };
 
-__global__ void __launch_bounds__(kResolveThreads) resolve_units(const __grid_constant__ ResolveJob job)
+static __global__ void __launch_bounds__(kResolveThreads) resolve_units(const __grid_constant__ ResolveJob job)
 {
     extern __shared__ __align__(16) std::uint32_t resolve_shared[];
     const ResolveParams& p = job.params;

@@ -3,6 +3,8 @@
 // What resolve is written in: bitmaps of block positions in shared memory, loops over elements, sums over the threads of a CTA.
 #pragma once
 
+#include <oasis/cuda/warp.cuh>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -50,12 +52,7 @@ static __device__ __noinline__ Sum sum(std::uint64_t x)
 {
     __shared__ std::uint64_t warps[kResolveThreads / 32];
     const std::uint32_t lane = threadIdx.x % 32;
-    std::uint64_t upto = x;
-#pragma unroll 1
-    for (int step = 1; step < 32; step *= 2) {
-        const std::uint64_t other = __shfl_up_sync(0xFFFFFFFFU, upto, step);
-        if (lane >= std::uint32_t(step)) { upto += other; }
-    }
+    const std::uint64_t upto = detail::warp_scan(x);
     if (lane == 31) { warps[threadIdx.x / 32] = upto; }
     __syncthreads();
     Sum result{upto - x, 0};

@@ -4,15 +4,13 @@
 #pragma once
 
 #include <oasis/cuda/score_tiles.cuh>
+#include <oasis/cuda/warp.cuh>
 #include <oasis/score/summaries.hpp>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 namespace oasis::cuda::detail {
-
-inline constexpr float kLog2E = 1.4426950408889634F;
-inline constexpr float kLn2 = 0.6931471805599453F;
 
 /// Queries are kept as f16 over a power of two, the factor, that brings the largest into [2, 4): times a group's scale, which
 /// is at most 65504 * 2 / 15, they stay in range.
@@ -54,18 +52,6 @@ __device__ inline float2 query_pair(const ScoreParams& p, std::int64_t at)
     case DType::kF16: return __half22float2(*reinterpret_cast<const __half2*>(static_cast<const __half*>(p.q) + at));
     default: return *reinterpret_cast<const float2*>(static_cast<const float*>(p.q) + at);
     }
-}
-
-__device__ inline float warp_max(float x)
-{
-    for (int step = 16; step > 0; step /= 2) { x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFU, x, step)); }
-    return x;
-}
-
-__device__ inline float warp_sum(float x)
-{
-    for (int step = 16; step > 0; step /= 2) { x += __shfl_xor_sync(0xFFFFFFFFU, x, step); }
-    return x;
 }
 
 /// 2^e of a largest magnitude in [2^(e+1), 2^(e+2)), kept where its powers stay normal; 1 for what is 0 or not finite.

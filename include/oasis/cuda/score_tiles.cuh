@@ -6,6 +6,7 @@
 #pragma once
 
 #include <oasis/cuda/score.hpp>
+#include <oasis/cuda/warp.cuh>
 
 namespace oasis::cuda::detail {
 
@@ -85,11 +86,7 @@ __device__ inline void count_tiles(const ScoreParams& p, std::int32_t group_toke
         const auto lane = std::int32_t(threadIdx.x);
         std::int32_t before = 0;
         for (std::int32_t begin = 0; begin < p.sequences; begin += 32) {
-            std::int32_t sum = begin + lane < p.sequences ? count.first[begin + lane + 1] : 0;
-            for (std::int32_t step = 1; step < 32; step *= 2) {
-                const std::int32_t other = __shfl_up_sync(0xFFFFFFFFU, sum, step);
-                if (lane >= step) { sum += other; }
-            }
+            const std::int32_t sum = warp_scan(begin + lane < p.sequences ? count.first[begin + lane + 1] : 0);
             if (begin + lane < p.sequences) { count.first[begin + lane + 1] = before + sum; }
             before += __shfl_sync(0xFFFFFFFFU, sum, 31);
         }

@@ -4,18 +4,13 @@
 #pragma once
 
 #include <oasis/cuda/append.cuh>
+#include <oasis/cuda/warp.cuh>
 
 #include <type_traits>
 
 namespace oasis::cuda::kernels {
 
 inline constexpr int kSealThreads = 256;
-
-__device__ inline float warp_max(float x)
-{
-    for (int offset = 16; offset > 0; offset /= 2) { x = fmaxf(x, __shfl_xor_sync(kAll, x, offset)); }
-    return x;
-}
 
 /// One row by one warp: scale = amax / 127 rounded up to f16, at most 65504; codes to nearest even; NaN is 0.
 template <class Element> __device__ void encode_row(const Element* row, int d, std::int8_t* codes, f16* scale_to)
@@ -29,7 +24,7 @@ template <class Element> __device__ void encode_row(const Element* row, int d, s
         x[k] = c < d ? element(row, c) : 0.0F;
         amax = fmaxf(amax, fabsf(x[k])); // passes over NaN
     }
-    const f16 scale = to_f16_up(fminf(__fdiv_rn(warp_max(amax), 127.0F), kMaxF16));
+    const f16 scale = to_f16_up(fminf(__fdiv_rn(detail::warp_max(amax), 127.0F), kMaxF16));
     const float width = oasis::to_float(scale);
     if (lane == 0) { *scale_to = scale; }
 #pragma unroll
@@ -154,7 +149,7 @@ __device__ inline AffineScale code_channel(const float (&value)[2], std::uint64_
         const int other_slot = __shfl_xor_sync(kAll, low.slot, offset);
         low.take(other_value, other_slot);
     }
-    high = warp_max(high);
+    high = detail::warp_max(high);
     AffineScale result{};
     if (low.slot == 64) { return result; }
     result.zero = to_f16(low.value);

@@ -87,17 +87,6 @@ template <class C, int kItems> __device__ int narrow(SelectShared<C::kThreads>& 
     return 16 + (high > 1 ? 32 - __clz(int(high - keys.lowest)) : 0);
 }
 
-/// Sum of the lanes up to this one.
-__device__ inline std::int32_t warp_scan(std::int32_t x)
-{
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const std::int32_t other = __shfl_up_sync(0xFFFFFFFFU, x, step);
-        if (int(threadIdx.x % 32) >= step) { x += other; }
-    }
-    return x;
-}
-
 /// Finds in which bin each cut lies; `shared.cut` and `shared.total` are there after it.
 template <class C> __device__ void search(SelectShared<C::kThreads>& shared, int level, int bits, const SelectCut (&cuts)[2])
 {

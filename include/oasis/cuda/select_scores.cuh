@@ -4,6 +4,7 @@
 #pragma once
 
 #include <oasis/cuda/select.hpp>
+#include <oasis/cuda/warp.cuh>
 
 #include <cooperative_groups.h>
 
@@ -77,7 +78,6 @@ template <int kItems> __device__ void load_masses(const float* mass, std::int64_
 template <class C> __device__ float2 warp_log_sum(const float (&x)[C::kItems], std::int32_t begin, const SelectRange& range)
 {
     constexpr float kInf = std::numeric_limits<float>::infinity();
-    constexpr float kLog2E = 1.4426950408889634F;
     float value[C::kItems];
     float high = -kInf;
 #pragma unroll
@@ -86,13 +86,12 @@ template <class C> __device__ float2 warp_log_sum(const float (&x)[C::kItems], s
         value[i] = counts ? x[i] * kLog2E : -kInf;
         high = fmaxf(high, value[i]);
     }
-    for (int step = 16; step > 0; step /= 2) { high = fmaxf(high, __shfl_xor_sync(0xFFFFFFFFU, high, step)); }
+    high = warp_max(high);
     const float shift = high == -kInf ? 0.0F : high;
     float sum = 0.0F;
 #pragma unroll
     for (int i = 0; i < C::kItems; ++i) { sum += exp2f(value[i] - shift); }
-    for (int step = 16; step > 0; step /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFU, sum, step); }
-    return {high, sum};
+    return {high, warp_sum(sum)};
 }
 
 /// logZ of every head, in shared memory.
@@ -118,14 +117,14 @@ __device__ void find_log_z(const SelectParams& p, LogSumShared<C::kWarps>& share
         constexpr int kParts = C::kWarps * C::kCluster;
         float high = -kInf;
         for (int i = lane; i < kParts; i += 32) { high = fmaxf(high, C::remote(shared.part[h], i / C::kWarps)[i % C::kWarps].x); }
-        for (int step = 16; step > 0; step /= 2) { high = fmaxf(high, __shfl_xor_sync(0xFFFFFFFFU, high, step)); }
+        high = warp_max(high);
         float sum = 0.0F;
         for (int i = lane; i < kParts; i += 32) {
             const float2 part = C::remote(shared.part[h], i / C::kWarps)[i % C::kWarps];
             sum += part.x == -kInf ? 0.0F : part.y * exp2f(part.x - high);
         }
-        for (int step = 16; step > 0; step /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFU, sum, step); }
-        if (lane == 0) { shared.log_z[h] = high == -kInf ? 0.0F : (high + log2f(sum)) * 0.6931471805599453F; }
+        sum = warp_sum(sum);
+        if (lane == 0) { shared.log_z[h] = high == -kInf ? 0.0F : (high + log2f(sum)) * kLn2; }
     }
     __syncthreads();
 }
