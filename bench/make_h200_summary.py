@@ -31,17 +31,18 @@ KEYS = attend_keys() | {
     "fetch_gbps_beside": ("fetch", "gather/4224/8x512", "gbps_beside"),
     "beside_loss": ("fetch", "gather/4224/8x512", "hbm_loss"),
     "pin_gbps": ("pin", "pin/16GiB/huge/1GiB/8", "gbps"),
-    "hbm_read_gbps": ("fetch", "hbm_read", "gbps"),
+    "hbm_read_gbps": ("score", "hbm_read", "gbps"),
+    "hbm_read_gbps_beside": ("fetch", "hbm_read", "gbps"), # of the kernel that runs beside the fetches
 }
 
 
 def read(paths):
-    """{benchmark: (commit, {row: numbers})} of every file cuda-<benchmark>.json."""
+    """{benchmark: (report, {row: numbers})} of every file cuda-<benchmark>.json."""
     files = [file for path in paths for file in (sorted(path.glob("cuda-*.json")) if path.is_dir() else [path])]
     found = {}
     for file in files:
         report = json.loads(file.read_text())
-        found[file.stem.removeprefix("cuda-")] = (report["commit"], {row["name"]: row for row in report["results"]})
+        found[file.stem.removeprefix("cuda-")] = (report, {row["name"]: row for row in report["results"]})
     return found
 
 
@@ -53,14 +54,18 @@ def main():
     arguments = parser.parse_args()
 
     found = read(arguments.inputs)
-    commits = {name: commit for name, (commit, _) in found.items()}
-    summary = {"commit": arguments.commit or commits, "date": datetime.date.today().isoformat()}
+    each = {key: {name: report[key] for name, (report, _) in found.items()} for key in ("commit", "command")}
+    machines = {report["machine"]["gpu"] for report, _ in found.values()}
+    summary = {"commit": arguments.commit or each["commit"], "command": each["command"], "machine": ", ".join(sorted(machines)),
+               "date": datetime.date.today().isoformat()}
+    headlines = 0
     for key, (name, row, number) in KEYS.items():
-        value = found.get(name, ("", {}))[1].get(row, {}).get(number)
+        value = found.get(name, ({}, {}))[1].get(row, {}).get(number)
         if value is not None:
             summary[key] = value
+            headlines += 1
     arguments.out.write_text(json.dumps(summary, indent=1) + "\n")
-    print(f"wrote {arguments.out}: {len(summary) - 2} of {len(KEYS)} numbers")
+    print(f"wrote {arguments.out}: {headlines} of {len(KEYS)} numbers")
 
 
 if __name__ == "__main__":
