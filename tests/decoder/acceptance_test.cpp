@@ -3,10 +3,9 @@
 // What the project promises, measured by the program itself on real models. The bounds are measured values with some
 // margin; what is known to select badly must miss them.
 #include "app/command.hpp"
+#include "decoder/fake_cache.hpp"
 #include "decoder/support.hpp"
 #include "model/sha256.hpp"
-
-#include <oasis/any_cache.hpp>
 
 namespace oasis_decode::test {
 namespace {
@@ -21,9 +20,7 @@ Json report_of(std::vector<std::string> arguments)
     arguments.insert(arguments.end(), {"--json", path.string()});
     testing::internal::CaptureStdout();
     testing::internal::CaptureStderr();
-    const int code =
-        run_program(arguments, {.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); },
-                                .footprint = oasis::footprint});
+    const int code = run_program(arguments, real_maker());
     static_cast<void>(testing::internal::GetCapturedStdout());
     const std::string errors = testing::internal::GetCapturedStderr();
     EXPECT_EQ(code, 0) << errors;
@@ -32,12 +29,12 @@ Json report_of(std::vector<std::string> arguments)
 
 std::string why_no_text()
 {
-    if (smollm2_path().empty()) { return "SmolLM2-135M-Instruct.Q4_1.gguf is not in $OASIS_TEST_MODEL_DIR"; }
-    if (!std::filesystem::exists(kText)) { return kText.string() + " is not there"; }
+    if (smollm2_path().empty()) { return kNeedsSmolLM2; }
+    if (!std::filesystem::exists(kText)) { return "needs the text " + kText.string(); }
     const Json reference = read_json(data_dir() / "smollm2-135m" / "reference.json", 100'000'000);
     const std::string text = read_file(kText);
     const bool known = sha256_hex(std::as_bytes(std::span(text))) == reference["text_sha256"];
-    return known ? "" : kText.string() + " is not the text that the bounds were measured on";
+    return known ? "" : "needs " + kText.string() + " as it was when the bounds were measured";
 }
 
 std::vector<std::string> compare_arguments(const char* tokens, const char* last)
@@ -116,8 +113,8 @@ TEST(Acceptance, DraftsAreAcceptedOnAnswersAndChangeNothing)
 
 TEST(Acceptance, ChatAnswersTakeTwoTokensAStep)
 {
-    if (!long_tests()) { GTEST_SKIP() << "set OASIS_LONG_TESTS=1 for twenty answers"; }
-    if (smollm2_path().empty()) { GTEST_SKIP() << "SmolLM2-135M-Instruct.Q4_1.gguf is not in $OASIS_TEST_MODEL_DIR"; }
+    if (!long_tests()) { GTEST_SKIP() << "takes long: set OASIS_LONG_TESTS=1 for twenty answers"; }
+    if (smollm2_path().empty()) { GTEST_SKIP() << kNeedsSmolLM2; }
     std::ifstream questions(data_dir() / "chat-questions.txt");
     double tokens = 0;
     double verifications = 0;
@@ -167,7 +164,7 @@ TEST(Acceptance, TextStaysCloseToDenseAtAFifthOfTheContext)
 
 TEST(Acceptance, LongTextReachesTheFiguresOfTheDefaultSummary)
 {
-    if (!long_tests()) { GTEST_SKIP() << "set OASIS_LONG_TESTS=1 for 7,600 tokens"; }
+    if (!long_tests()) { GTEST_SKIP() << "takes long: set OASIS_LONG_TESTS=1 for 7,600 tokens"; }
     if (const std::string why = why_no_text(); !why.empty()) { GTEST_SKIP() << why; }
     auto arguments = compare_arguments("7600", "256");
     arguments.insert(arguments.end(), {"--attend-budget", "2048", "--fetch-budget", "2048"});
@@ -201,7 +198,7 @@ TEST(Acceptance, ProductsOfIntegersStayCloseToFloats)
 TEST(Acceptance, StudyItemsAreExactWithTwoBudgets)
 {
     const char* const folder = std::getenv("OASIS_EVAL_DIR");
-    if (!folder) { GTEST_SKIP() << "OASIS_EVAL_DIR names no folder with study-items.json and its dev-*.jsonl.xz"; }
+    if (!folder) { GTEST_SKIP() << "needs $OASIS_EVAL_DIR, a folder with study-items.json and its dev-*.jsonl.xz"; }
     const Json report = report_of({"eval", (data_dir() / "retrieval-14m").string(), "--items",
                                    (std::filesystem::path(folder) / "study-items.json").string(), "--attend-budget",
                                    "2048", "--sweep", "fetch-budget=1024,512"});

@@ -3,6 +3,8 @@
 // Wrong arguments, texts and tasks; and odd ones that are right.
 #include "decoder/bad_inputs.hpp"
 
+#include "app/terminal.hpp"
+
 namespace oasis_decode::test {
 namespace {
 
@@ -117,6 +119,31 @@ const std::vector<BadInput> kUsage = {
          return run_with(s, {"--prompt", "x", "--json", s.path("model.gguf")});
      },
      2},
+    {"ReportOverAFileOfTheModelFolder", "this file is read, it would be lost",
+     [](Scene& s) {
+         const std::string model = s.model_folder();
+         return Arguments{"inspect", model, "--json", model + "/config.json"};
+     },
+     2},
+    {"ReportOverAShardBehindALink", "this file is read, it would be lost",
+     [](Scene& s) {
+         const std::string model = s.model_folder();
+         std::filesystem::create_symlink(model + "/model.safetensors", s.path("out.json"));
+         return Arguments{"inspect", model, "--json", s.path("out.json")};
+     },
+     2},
+    {"ReportThatWouldJoinTheModel", "tokenizer_config.json: would be a file of the model",
+     [](Scene& s) {
+         const std::string model = s.model_folder();
+         return Arguments{"inspect", model, "--json", model + "/tokenizer_config.json"};
+     },
+     2},
+    {"ReportOverADraftHead", "this file is read, it would be lost",
+     [](Scene& s) {
+         const std::string head = s.file("head.bin", "head");
+         return run_with(s, {"--prompt", "x", "--draft", "mtp:" + head, "--json", head});
+     },
+     2},
     {"TraceOverTheText", "this file is read, it would be lost",
      [](Scene& s) {
          const std::string text = s.file("text.txt", "ab");
@@ -216,6 +243,25 @@ TEST(OddInputs, AreAnswered)
         const Answer answer = call(arguments);
         EXPECT_EQ(answer.code, 0) << arguments[0] << " " << arguments[3] << ": " << answer.err;
         EXPECT_EQ(answer.err, "");
+    }
+}
+
+TEST(OddInputs, ALineOnStandardErrorIsShortAndLegible)
+{
+    testing::internal::CaptureStderr();
+    complain("\xC2\x9B" + std::string(3000, 'a') + "caf\xC3\xA9 \xFF!\nnext");
+    const std::string line = testing::internal::GetCapturedStderr();
+    EXPECT_LE(line.size(), 1001U);
+    EXPECT_THAT(line, testing::StartsWith("oasis-decode: ?aaa"));
+    EXPECT_THAT(line, HasSubstr("aaa ... aaa"));
+    EXPECT_THAT(line, testing::EndsWith("caf\xC3\xA9 ?!\n"));
+    // Where the line is cut there are whole characters.
+    for (const std::size_t shift : {0, 1, 2}) {
+        std::string text(shift, 'x');
+        for (int i = 0; i < 1000; ++i) { text += "\xE2\x82\xAC"; }
+        testing::internal::CaptureStderr();
+        complain(text);
+        EXPECT_NO_THROW((void)Json(testing::internal::GetCapturedStderr()).dump());
     }
 }
 

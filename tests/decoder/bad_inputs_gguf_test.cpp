@@ -6,7 +6,7 @@ namespace {
 
 using Arguments = std::vector<std::string>;
 
-/// `inspect` reads headers alone, `run` the whole model.
+/// `inspect` and `run` both load the whole file; `inspect` needs no text.
 Arguments inspect_bytes(Scene& scene, const std::string& bytes) { return {"inspect", scene.file("model.gguf", bytes)}; }
 Arguments run_gguf(Scene& scene) { return {"run", scene.gguf_file(), "--prompt", "ab"}; }
 
@@ -128,6 +128,13 @@ const std::vector<BadInput> kModel = {
      [](Scene& s) { return s.gguf.infos.pop_back(), run_gguf(s); }},
     {"WidthDiffers", "tensor token_embd.weight has shape [259, 64], not [259, 66]",
      [](Scene& s) { return with_u32(s, "llama.embedding_length", 66); }},
+    {"EmptyEmbedding", "tensor token_embd.weight has shape [0, 64], not a row for each token",
+     [](Scene& s) { return s.gguf.infos.front().shape[0] = 0, run_gguf(s); }},
+    {"LongNameOfATensor", "is not known of architecture llama",
+     [](Scene& s) {
+         s.gguf.add({std::string(4000, '\x07') + ".bias", {1}, {1.0F}});
+         return run_gguf(s);
+     }},
     {"NoHeads", "llama.attention.head_count is 0",
      [](Scene& s) { return with_u32(s, "llama.attention.head_count", 0); }},
     {"HeadsDoNotDivide", "4 query heads are not a multiple of 3",

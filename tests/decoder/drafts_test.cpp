@@ -4,6 +4,7 @@
 #include "app/decoding.hpp"
 #include "app/sampler.hpp"
 #include "app/tasks.hpp"
+#include "decoder/fake_cache.hpp"
 #include "decoder/support.hpp"
 #include "model/chat.hpp"
 
@@ -110,10 +111,7 @@ private:
 
 std::unique_ptr<Engine> open(const std::filesystem::path& path)
 {
-    return std::make_unique<Engine>(
-        load_model(path), std::size_t{2},
-        CacheMaker{.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); },
-                   .footprint = oasis::footprint});
+    return std::make_unique<Engine>(load_model(path), std::size_t{2}, real_maker());
 }
 
 /// A prompt and what all ways of going on from it share.
@@ -384,8 +382,8 @@ TEST_F(Lossless, AFloorThatNoDraftReachesDraftsNothing)
 
 TEST(LosslessLong, ChatAnswersAreTheSameWhateverIsDrafted)
 {
-    if (!long_tests()) { GTEST_SKIP() << "set OASIS_LONG_TESTS=1 for answers of SmolLM2"; }
-    if (smollm2_path().empty()) { GTEST_SKIP() << "SmolLM2-135M-Instruct.Q4_1.gguf is not in $OASIS_TEST_MODEL_DIR"; }
+    if (!long_tests()) { GTEST_SKIP() << "takes long: set OASIS_LONG_TESTS=1 for answers of SmolLM2"; }
+    if (smollm2_path().empty()) { GTEST_SKIP() << kNeedsSmolLM2; }
     const std::unique_ptr<Engine> engine = open(smollm2_path());
     const std::vector<ChatMessage> question{{"user", "Give me a recipe for a simple vegetable soup."}};
     const Start start(*engine, Chat(engine->model->tokenizer).encode(question));

@@ -6,6 +6,7 @@
 
 #include "app/session.hpp"
 
+#include <oasis/any_cache.hpp>
 #include <oasis/core/half.hpp>
 
 #include <algorithm>
@@ -202,6 +203,16 @@ inline oasis::Footprint fake_footprint(const oasis::CacheConfig& config)
     out.summary_bytes_per_token = out.kv_bytes_per_token / 16;
     out.fast_bytes_per_sequence = static_cast<std::size_t>(config.budgets.logical_resident) * out.kv_bytes_per_token;
     return out;
+}
+
+/// What the program itself makes.
+inline CacheMaker real_maker()
+{
+    return {.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); },
+            .footprint = oasis::footprint,
+            .make_on = [](const oasis::CacheConfig& config, const oasis::StoreFactory& store) {
+                return oasis::make_cache(config, {}, store);
+            }};
 }
 
 inline CacheMaker fake_maker()

@@ -3,6 +3,7 @@
 // Every architecture, RoPE scaling and type of weights against logits of a float64 reference, through the cache: a
 // prompt in chunks, then token by token, both beyond the context that the scalings start from.
 #include "app/settings.hpp"
+#include "decoder/fake_cache.hpp"
 #include "decoder/reference.hpp"
 #include "decoder/tiny_family.hpp"
 
@@ -30,9 +31,7 @@ const Json& case_named(const std::string& name)
 
 void follow(const std::filesystem::path& path, const Json& reference, bool sparse)
 {
-    Engine engine(load_model(path), 1,
-                  CacheMaker{.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); },
-                             .footprint = oasis::footprint});
+    Engine engine(load_model(path), 1, real_maker());
     EXPECT_TRUE(engine.model->warnings.empty()) << engine.model->warnings.front();
     const auto tokens = references()["tokens"].get<std::vector<TokenId>>();
     const auto context = static_cast<std::int64_t>(tokens.size());
@@ -107,6 +106,10 @@ TEST(FamilyConfig, DefaultsOfTheFamilies)
     EXPECT_EQ(config_with("qwen3", {{"head_dim", nullptr}}).head_dim, 128);
     EXPECT_TRUE(config_with("qwen2-windows", {{"use_sliding_window", false}}).windows.empty());
     EXPECT_TRUE(config_with("qwen2-windows", {{"max_window_layers", nullptr}}).windows.empty());
+    EXPECT_EQ(config_with("qwen2-windows", {{"sliding_window", nullptr}}).windows, (std::vector<std::int32_t>{0, 4096}));
+    Json no_window = case_named("qwen2-windows")["config"];
+    no_window["sliding_window"] = nullptr;
+    EXPECT_TRUE(config_from_json(no_window, "config.json").windows.empty());
     const Json types = {"sliding_attention", "full_attention"};
     EXPECT_EQ(config_with("qwen2-windows", {{"layer_types", types}}).windows, (std::vector<std::int32_t>{24, 0}));
     EXPECT_EQ(config_with("llama", {{"architectures", nullptr}}).architecture, "LlamaForCausalLM");

@@ -225,7 +225,7 @@ TEST(GgufCases, DEC_03_RandomChanges)
 
 TEST(GgufCases, DEC_01_TruncatedSmolLM2)
 {
-    if (smollm2_path().empty()) { GTEST_SKIP() << "SmolLM2-135M-Instruct.Q4_1.gguf is not in $OASIS_TEST_MODEL_DIR"; }
+    if (smollm2_path().empty()) { GTEST_SKIP() << kNeedsSmolLM2; }
     TemporaryFolder folder;
     const auto copy = folder / "model.gguf";
     std::filesystem::copy_file(smollm2_path(), copy);

@@ -138,6 +138,38 @@ TEST(IntegerKernels, ActivationsAreWithinHalfAStep)
     }
 }
 
+// Values half a step apart are where one rounding and two differ.
+TEST(IntegerKernels, AllSetsOfInstructionsRoundActivationsToTheSameCodes)
+{
+    constexpr std::int64_t in = 32 * 500;
+    auto x = random_values(in, 11);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+        const float most = std::abs(x[i / 32 * 32]) + 0.1F;
+        if (i % 32 == 0) {
+            x[i] = most;
+        } else {
+            x[i] = (std::floor(x[i] * 20) + 0.5F) * (x[i / 32 * 32] / 127);
+        }
+    }
+    QuantisedRows expected(1, in);
+    expected.resize(1, in);
+    all_integer_kernels().front()->quantise(x.data(), expected, 0);
+    for (const IntegerKernels* kernels : all_integer_kernels()) {
+        SCOPED_TRACE(kernels->name);
+        QuantisedRows rows(1, in);
+        rows.resize(1, in);
+        kernels->quantise(x.data(), rows, 0);
+        int different = 0;
+        for (std::int64_t i = 0; i < in; ++i) { different += rows.codes(0)[i] != expected.codes(0)[i]; }
+        EXPECT_EQ(different, 0);
+        for (std::int64_t b = 0; b < rows.blocks(); ++b) {
+            ASSERT_EQ(rows.sums(0)[b], expected.sums(0)[b]) << b;
+            ASSERT_EQ(rows.scales(0)[b], expected.scales(0)[b]) << b;
+            ASSERT_EQ(rows.scaled_sums(0)[b], expected.scaled_sums(0)[b]) << b;
+        }
+    }
+}
+
 TEST(IntegerKernels, ProductsAgreeWithDouble)
 {
     for (const IntegerKernels* kernels : all_integer_kernels()) {

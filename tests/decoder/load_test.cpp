@@ -155,6 +155,9 @@ TEST(LoadCases, DEC_05_RopeScalingOfGgufIsNeverIgnored)
     OASIS_EXPECT_HAS(error_with_key("llama.rope.scaling.type", "dynamic"), "dynamic in a GGUF file");
     OASIS_EXPECT_HAS(error_with_key("llama.rope.scaling.factor", 0.5), "0.5");
     OASIS_EXPECT_HAS(error_with_key("llama.rope.scaling.yarn_log_multiplier", 0.1), "yarn_log_multiplier");
+    OASIS_EXPECT_HAS(error_with_key("llama.rope.scaling.attn_factor", 0.5),
+                     "llama.rope.scaling.attn_factor is 0.5 with RoPE scaling none");
+    EXPECT_EQ(error_with_key("llama.rope.scaling.attn_factor", 1.0), "no error");
     auto factors = TinyModel().gguf();
     factors.add({"rope_freqs.weight", {8}, std::vector<float>(8, 1.0F)});
     OASIS_EXPECT_HAS(error_of([&] { return load_gguf(factors); }), "rope_freqs.weight has shape [8], not [16]");
@@ -233,8 +236,36 @@ TEST(Load, EndsOfTextAndOfTurnBothEnd)
     EXPECT_EQ(load_gguf(writer)->config.eos, (std::vector<TokenId>{258, 256}));
 }
 
+// Old converters wrote -1 where a model has no such token.
+TEST(Load, MinusOneIsNoToken)
+{
+    const auto with = [](const std::string& key, std::int32_t id) {
+        auto writer = TinyModel().gguf();
+        if (const auto at = writer.keys.find(key); at != std::string::npos) {
+            writer.keys.replace(at, key.size(), std::string(key.size(), '?'));
+        }
+        writer.begin_key(key, 5), put(writer.keys, id);
+        return writer;
+    };
+    EXPECT_EQ(load_gguf(with("tokenizer.ggml.eot_token_id", -1))->config.eos, (std::vector<TokenId>{258}));
+    EXPECT_TRUE(load_gguf(with("tokenizer.ggml.eos_token_id", -1))->config.eos.empty());
+    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(with("tokenizer.ggml.eos_token_id", -2)); }), "is -2, not a token");
+    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(with("tokenizer.ggml.bos_token_id", -1)); }),
+                     "add_bos_token is true without tokenizer.ggml.bos_token_id");
+    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(with("tokenizer.ggml.bos_token_id", -2)); }), "is -2, not a token");
+}
+
 TEST(Load, IdsTellModelsApart)
 {
+    const auto with_file = [](const char* name, const char* text) {
+        TemporaryFolder folder;
+        TinyModel().write_folder(folder.path());
+        write_file(folder / name, text);
+        return load_model(folder.path())->id;
+    };
+    EXPECT_NE(with_file("chat_template.jinja", "a"), load_folder(TinyModel())->id);
+    EXPECT_NE(with_file("chat_template.jinja", "a"), with_file("chat_template.jinja", "b"));
+    EXPECT_NE(with_file("tokenizer_config.json", "{}"), load_folder(TinyModel())->id);
     TinyModel changed;
     changed.tensor("model.layers.1.mlp.down_proj.weight").values[3] += 1.0F;
     EXPECT_EQ(load_folder(TinyModel())->id, load_folder(TinyModel())->id);

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // RoPE scaling of long contexts, and shapes in which heads and channels do not go together as usual.
+#include "decoder/fake_cache.hpp"
 #include "decoder/reference_llama.hpp"
 
 #include "app/session.hpp"
 #include "app/settings.hpp"
-
-#include <oasis/make_cache.hpp>
 
 #include <numbers>
 
@@ -46,9 +45,7 @@ std::vector<double> llama3_frequencies(double theta, std::int64_t head_dim)
 class Decoder {
 public:
     explicit Decoder(const std::filesystem::path& folder, std::int64_t context)
-        : engine_(load_model(folder), 1,
-                  {.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); },
-                   .footprint = oasis::footprint}),
+        : engine_(load_model(folder), 1, real_maker()),
           session_(engine_, dense_config(Settings{}, engine_.config().shape(), context, kChunkRows))
     {
     }

@@ -80,13 +80,13 @@ TEST_F(Retrieval, LogitsOfTheFirst1024TokensOfATable) { check("json", 1024); }
 
 TEST_F(Retrieval, GreedyIdsOfRecords)
 {
-    if (!long_tests()) { GTEST_SKIP() << "set OASIS_LONG_TESTS=1 for the whole prompts"; }
+    if (!long_tests()) { GTEST_SKIP() << "takes long: set OASIS_LONG_TESTS=1 for the whole prompts"; }
     check("kv_dense", SIZE_MAX);
 }
 
 TEST_F(Retrieval, GreedyIdsOfATable)
 {
-    if (!long_tests()) { GTEST_SKIP() << "set OASIS_LONG_TESTS=1 for the whole prompts"; }
+    if (!long_tests()) { GTEST_SKIP() << "takes long: set OASIS_LONG_TESTS=1 for the whole prompts"; }
     check("json", SIZE_MAX);
 }
 
@@ -171,7 +171,7 @@ protected:
     void SetUp() override
     {
         const auto path = smollm2_path();
-        if (path.empty()) { GTEST_SKIP() << "SmolLM2-135M-Instruct.Q4_1.gguf is not in $OASIS_TEST_MODEL_DIR"; }
+        if (path.empty()) { GTEST_SKIP() << kNeedsSmolLM2; }
         if (!model_) {
             model_ = load_model(path);
             reference_ = read_json(data_dir() / "smollm2-135m" / "reference.json", 100'000'000);
@@ -196,12 +196,12 @@ TEST_F(SmolLM2, Chat) { check("chat"); }
 TEST_F(SmolLM2, Mixed) { check("mixed"); }
 TEST_F(SmolLM2, LongText)
 {
-    if (!long_tests()) { GTEST_SKIP() << "set OASIS_LONG_TESTS=1 for 2,048 tokens"; }
+    if (!long_tests()) { GTEST_SKIP() << "takes long: set OASIS_LONG_TESTS=1 for 2,048 tokens"; }
     check("long-2048");
 }
 TEST_F(SmolLM2, LongerText)
 {
-    if (!long_tests()) { GTEST_SKIP() << "set OASIS_LONG_TESTS=1 for 7,168 tokens"; }
+    if (!long_tests()) { GTEST_SKIP() << "takes long: set OASIS_LONG_TESTS=1 for 7,168 tokens"; }
     check("long-7168");
 }
 

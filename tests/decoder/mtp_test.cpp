@@ -2,6 +2,7 @@
 //
 // The draft heads of two models against stored float32 references, and bad files.
 #include "app/decoding.hpp"
+#include "decoder/fake_cache.hpp"
 #include "decoder/reference.hpp"
 #include "decoder/tiny_model.hpp"
 
@@ -12,10 +13,7 @@ namespace {
 
 std::unique_ptr<Engine> open(const std::filesystem::path& path)
 {
-    return std::make_unique<Engine>(
-        load_model(path), std::size_t{0},
-        CacheMaker{.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); },
-                   .footprint = oasis::footprint});
+    return std::make_unique<Engine>(load_model(path), std::size_t{0}, real_maker());
 }
 
 /// The residuals of a text, [tokens, hidden].
@@ -103,7 +101,7 @@ void follow_chains(Engine& engine, const std::shared_ptr<const MtpWeights>& weig
 
 TEST(MtpReference, SmolLM2LogitsAndChains)
 {
-    if (smollm2_path().empty()) { GTEST_SKIP() << "SmolLM2-135M-Instruct.Q4_1.gguf is not in $OASIS_TEST_MODEL_DIR"; }
+    if (smollm2_path().empty()) { GTEST_SKIP() << kNeedsSmolLM2; }
     const auto folder = data_dir() / "smollm2-135m";
     const std::unique_ptr<Engine> engine = open(smollm2_path());
     const auto weights = engine->head(folder / "mtp.safetensors");

@@ -268,6 +268,16 @@ TEST_F(Program, DryRunNamesTheMemory)
     EXPECT_THAT(r.out, testing::AnyOf(HasSubstr("it fits"), HasSubstr("does not fit")));
 }
 
+// What q8 is measured against computes in floats, and is loaded before it.
+TEST_F(Program, CompareInEightBitsPlansForTheModelInFloats)
+{
+    const std::vector<std::string> arguments{"compare", kModel, "--file", path("text.txt"), "--tokens", "600",
+                                             "--last",  "20",   "--dry-run"};
+    std::vector<std::string> rounded = arguments;
+    rounded.insert(rounded.end(), {"--compute", "q8"});
+    EXPECT_EQ(call(rounded).out, call(arguments).out);
+}
+
 TEST_F(Program, InspectDescribesTheModel)
 {
     const Result r = call({"inspect", kModel});
@@ -320,8 +330,7 @@ TEST(Report, ReplacesFilesAndNothingElse)
 /// Real caches of many kinds, with the automatic fast memory: it admits the prompt, its chunks and every step.
 TEST(RealCache, AutomaticFastMemoryIsEnough)
 {
-    const CacheMaker maker{.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); },
-                           .footprint = oasis::footprint};
+    const CacheMaker maker = test::real_maker();
     Command command;
     command.model = kModel;
     command.threads = 2;

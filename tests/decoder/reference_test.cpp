@@ -4,6 +4,7 @@
 // the sparse path that reads every block against the dense one.
 #include "app/decoding.hpp"
 #include "app/settings.hpp"
+#include "decoder/fake_cache.hpp"
 #include "decoder/reference.hpp"
 
 namespace oasis_decode::test {
@@ -13,10 +14,7 @@ constexpr std::int32_t kRows = 384; // no multiple of it ends with a prompt
 
 std::unique_ptr<Engine> open(const std::filesystem::path& path)
 {
-    return std::make_unique<Engine>(
-        load_model(path), std::size_t{0},
-        CacheMaker{.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); },
-                   .footprint = oasis::footprint});
+    return std::make_unique<Engine>(load_model(path), std::size_t{0}, real_maker());
 }
 
 std::vector<float> logits_of(Engine& engine, int row)
@@ -72,7 +70,7 @@ TEST_F(RetrievalReference, Records) { follow(*engine_, retrieval_text(reference_
 
 TEST_F(RetrievalReference, Table)
 {
-    if (!long_tests()) { GTEST_SKIP() << "set OASIS_LONG_TESTS=1 for 11,296 tokens"; }
+    if (!long_tests()) { GTEST_SKIP() << "takes long: set OASIS_LONG_TESTS=1 for 11,296 tokens"; }
     follow(*engine_, retrieval_text(reference_, "json"));
 }
 
@@ -81,7 +79,7 @@ protected:
     void SetUp() override
     {
         const auto path = smollm2_path();
-        if (path.empty()) { GTEST_SKIP() << "SmolLM2-135M-Instruct.Q4_1.gguf is not in $OASIS_TEST_MODEL_DIR"; }
+        if (path.empty()) { GTEST_SKIP() << kNeedsSmolLM2; }
         if (engine_) { return; }
         engine_ = open(path);
         reference_ = read_json(data_dir() / "smollm2-135m" / "reference.json", 100'000'000);
@@ -98,7 +96,7 @@ TEST_F(SmolLM2Reference, Mixed) { follow(*engine_, smollm2_text(reference_, "mix
 TEST_F(SmolLM2Reference, LongText) { follow(*engine_, smollm2_text(reference_, "long-2048")); }
 TEST_F(SmolLM2Reference, LongerText)
 {
-    if (!long_tests()) { GTEST_SKIP() << "set OASIS_LONG_TESTS=1 for 7,168 tokens"; }
+    if (!long_tests()) { GTEST_SKIP() << "takes long: set OASIS_LONG_TESTS=1 for 7,168 tokens"; }
     follow(*engine_, smollm2_text(reference_, "long-7168"));
 }
 

@@ -3,9 +3,8 @@
 // `run --residency`: which blocks were in fast memory after each step, as the events of a real cache tell.
 #include "app/command.hpp"
 #include "app/residency.hpp"
+#include "decoder/fake_cache.hpp"
 #include "decoder/support.hpp"
-
-#include <oasis/any_cache.hpp>
 
 #include <fstream>
 #include <numeric>
@@ -54,7 +53,7 @@ std::pair<Json, Json> run_with(std::vector<std::string> more)
                                        "--residency", (folder / "residency.json").string(), "--json", (folder / "out.json").string()};
     arguments.insert(arguments.end(), more.begin(), more.end());
     testing::internal::CaptureStdout();
-    const int code = run_program(arguments, {.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); }, .footprint = oasis::footprint});
+    const int code = run_program(arguments, real_maker());
     static_cast<void>(testing::internal::GetCapturedStdout());
     EXPECT_EQ(code, 0);
     return {read_json(folder / "residency.json", 100'000'000), read_json(folder / "out.json", 100'000'000)};

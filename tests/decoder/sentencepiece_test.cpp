@@ -169,6 +169,7 @@ TEST(SentencePiece, PiecesThatMakeNoSense)
     EXPECT_NE(error({{std::string(600, 'a')}}).find("600 bytes"), std::string::npos);
     EXPECT_NE(error({{"a"}, {"b"}, {"ab", 0, Type::kUnused}}).find("unused"), std::string::npos);
     EXPECT_EQ(error({{"a"}, {"b"}, {"[PAD]", 0, Type::kUnused}}), "no error");
+    EXPECT_EQ(error({{"a"}, {"b"}, {"", 0, Type::kUnused}}), "no error");
 }
 
 TEST(SentencePiece, DamagedFilesAreErrorsNotCrashes)

@@ -4,9 +4,8 @@
 // step time and the bytes of this machine, so that the link alone would cost more than the step.
 // RUN-SERIAL: waits are measured, and drafts beside a busy processor hide less
 #include "app/command.hpp"
+#include "decoder/fake_cache.hpp"
 #include "decoder/support.hpp"
-
-#include <oasis/any_cache.hpp>
 
 #include <fmt/format.h>
 
@@ -25,12 +24,9 @@ Json configurations(std::vector<std::string> more)
     const TemporaryFolder folder;
     const std::filesystem::path path = folder / "out.json";
     arguments.insert(arguments.end(), {"--json", path.string()});
-    const CacheMaker maker{.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); },
-                           .footprint = oasis::footprint,
-                           .make_on = [](const oasis::CacheConfig& config, const oasis::StoreFactory& store) { return oasis::make_cache(config, {}, store); }};
     testing::internal::CaptureStdout();
     testing::internal::CaptureStderr();
-    const int code = run_program(arguments, maker);
+    const int code = run_program(arguments, real_maker());
     static_cast<void>(testing::internal::GetCapturedStdout());
     const std::string errors = testing::internal::GetCapturedStderr();
     EXPECT_EQ(code, 0) << errors;

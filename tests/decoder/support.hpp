@@ -41,6 +41,10 @@ inline std::filesystem::path smollm2_path()
     return std::filesystem::exists(path) ? path : std::filesystem::path();
 }
 
+/// Why tests of SmolLM2 skip.
+inline constexpr const char* kNeedsSmolLM2 =
+    "needs SmolLM2-135M-Instruct.Q4_1.gguf in $OASIS_TEST_MODEL_DIR (scripts/run_tests.sh fetches it)";
+
 /// A folder that goes away with its test.
 class TemporaryFolder {
 public:

@@ -186,6 +186,11 @@ TEST(TokenizerFamilies, ExpressionsThatPcre2ReadsOtherwiseAreRefused)
     refuses(R"([a-z&&[^b]])", "&&");
     refuses(R"((?m).)", "flag");
     refuses(R"((*ACCEPT)a)", "verb");
+    refuses(R"((?i-m:.))", "flag");
+    refuses(R"((?sx)a b)", "flag");
+    refuses(R"(\p{N}{1,3}+)", "the quantifier {1,3}+");
+    refuses(R"(\x{41}{2}?)", "the quantifier {2}?");
+    refuses(R"(a{,3})", "the quantifier {,3}");
     refuses("a\\", "a backslash");
     refuses("(", "not valid");
     Pretokenizer().add_stage(literal_expression("a.b\\E[*\xE2\x96\x81"));
@@ -203,6 +208,12 @@ std::string pieces(std::string_view expression, std::string_view text)
 TEST(TokenizerFamilies, LiteralsMatchThemselvesAlone)
 {
     EXPECT_EQ(pieces(literal_expression("\\E.*"), "a\\E.*b\\Exx"), "a|\\E.*|b\\Exx|");
+}
+
+TEST(TokenizerFamilies, WhatBothDialectsReadAlikeIsTaken)
+{
+    EXPECT_EQ(pieces(R"((?i:B)|\p{N}{1,2}|\x{63}+|d{2,}?|[{,}]+|(?<max>e))", "ab123ccddd{,}e"),
+              "a|b|12|3|cc|dd|d|{,}|e|");
 }
 
 TEST(TokenizerFamilies, WhiteSpaceIsUnicodes)

@@ -79,4 +79,16 @@ inline void exercise(const Tokenizer& tokenizer, std::string_view text)
     static_cast<void>(tokenizer.unencodable(text));
 }
 
+/// Makes a tokenizer of the input with `make(text)`; one that is accepted has to encode and decode.
+template <class Make> int try_tokenizer(const std::uint8_t* data, std::size_t size, const Make& make)
+{
+    const std::string_view text = text_of(data, size);
+    attempt([&] {
+        const Tokenizer tokenizer = make(text);
+        exercise(tokenizer, text);
+        exercise(tokenizer, kText);
+    });
+    return 0;
+}
+
 } // namespace oasis_decode::fuzz

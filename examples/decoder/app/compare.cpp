@@ -127,9 +127,15 @@ Report to_report(const Settings& settings, const Outcome& outcome, std::size_t f
     return out;
 }
 
-/// The dense run in floats. With another arithmetic that of `engine` too: it is measured against the first, and the prompt is
-/// its own.
-Reference run_reference(Engine& engine, const Command& command, const CacheMaker& maker,
+Command in_floats(Command command)
+{
+    command.compute = Compute::kF32;
+    return command;
+}
+
+/// The dense run in floats, which is what `engine` computes in. With another arithmetic `engine` is then replaced, one model at
+/// a time in memory: its dense run is measured against the first, and the prompt is its own.
+Reference run_reference(std::unique_ptr<Engine>& engine, const Command& command, const CacheMaker& maker,
                         const std::vector<oasis::TokenId>& ids, std::int32_t hidden, Report& report)
 {
     const auto usage = [](const Reference& run) {
@@ -137,17 +143,13 @@ Reference run_reference(Engine& engine, const Command& command, const CacheMaker
         add_usage(out, run.usage);
         return out;
     };
-    if (command.compute == Compute::kF32) {
-        Reference reference = run_dense(engine, command, ids, hidden);
-        report["dense"] = usage(reference);
-        return reference;
-    }
-    Command in_floats = command;
-    in_floats.compute = Compute::kF32;
-    Reference reference = run_dense(*open_engine(in_floats, maker), command, ids, hidden);
+    Reference reference = run_dense(*engine, command, ids, hidden);
     report["dense"] = usage(reference);
-    Reference own = run_dense(engine, command, ids, hidden);
-    const RowComparison rows = compare_rows(reference, own, engine.vocabulary());
+    if (command.compute == Compute::kF32) { return reference; }
+    engine.reset();
+    engine = open_engine(command, maker);
+    Reference own = run_dense(*engine, command, ids, hidden);
+    const RowComparison rows = compare_rows(reference, own, engine->vocabulary());
     Report& rounded = report["dense_q8"] = usage(own);
     rounded["ppl_ratio"] = rows.perplexity_ratio();
     rounded["kl"] = rows.kl();
@@ -164,12 +166,13 @@ void compare(const Command& command, const CacheMaker& maker)
 {
     const std::vector<Settings> settings = expand(command.settings, command.sweeps);
     if (command.dry_run) {
-        const ModelHead head = read_head(command.model, command.compute);
+        // Whatever it computes in, a model in floats goes first, and is the larger one.
+        const ModelHead head = read_head(command.model, Compute::kF32);
         const auto ids = read_ids(command, head.tokenizer, head.config.context);
         print_memory_plan(command, maker, head, static_cast<std::int64_t>(ids.size()), true);
         return;
     }
-    const std::unique_ptr<Engine> engine = open_engine(command, maker);
+    std::unique_ptr<Engine> engine = open_engine(in_floats(command), maker);
     const auto ids = read_ids(command, engine->model->tokenizer, engine->config().context);
     Report report = new_report("compare", command, *engine);
     report["options"]["tokens"] = ids.size();
@@ -178,7 +181,7 @@ void compare(const Command& command, const CacheMaker& maker)
     double dense_perplexity = 0;
     try {
         const std::int32_t width = residual_width(settings, engine->config());
-        const Reference reference = run_reference(*engine, command, maker, ids, width, report);
+        const Reference reference = run_reference(engine, command, maker, ids, width, report);
         Progress progress("sparse: token", static_cast<std::int64_t>(settings.size()) * command.last);
         for (const Settings& s : settings) {
             progress.note(short_name(s));

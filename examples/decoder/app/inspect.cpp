@@ -38,7 +38,7 @@ void inspect(const Command& command, const CacheMaker& maker)
     // The whole model is loaded, so that what is broken is said here.
     const std::unique_ptr<Engine> engine = open_engine(command, maker);
     put(fmt::format("model          {}\nhash           {}\n", command.model.string(), engine->model->id));
-    const ModelHead head = read_head(command.model, command.compute);
+    const ModelHead head = head_of(*engine->model, command.model);
     put(model_text(head));
     print_contexts(command, maker, engine->config());
     Report report = new_report("inspect", command, *engine);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "app/report.hpp"
 
+#include "app/drafts.hpp"
+
 #include <oasis/core/error.hpp>
 #include <oasis/version.hpp>
 
@@ -70,21 +72,46 @@ Report options_json(const Command& command)
     return out;
 }
 
+/// Whether a file of this name in a model folder is read, or would be if it were there.
+bool is_of_a_model(const std::string& name)
+{
+    return name == "config.json" || name == "chat_template.jinja" || name.starts_with("tokenizer") ||
+           name.find(".safetensors") != std::string::npos;
+}
+
+/// What the command reads: texts, tasks, the model's files and draft heads.
+std::vector<std::filesystem::path> inputs(const Command& command)
+{
+    std::vector<std::filesystem::path> out{command.model, command.file, command.tasks, command.items};
+    for (const Settings& settings : expand(command.settings, command.sweeps)) {
+        out.push_back(head_path(settings, command.model));
+    }
+    std::error_code unreadable;
+    for (const auto& entry : std::filesystem::directory_iterator(command.model, unreadable)) {
+        if (is_of_a_model(entry.path().filename().string())) { out.push_back(entry.path()); }
+    }
+    std::erase(out, std::filesystem::path());
+    return out;
+}
+
 void check_output(const char* option, const std::filesystem::path& path, const Command& command)
 {
     if (path.empty()) { return; }
     std::error_code error;
-    for (const auto& input : {command.model, command.file, command.tasks, command.items}) {
-        if (!input.empty() && std::filesystem::equivalent(path, input, error)) {
+    for (const auto& input : inputs(command)) {
+        if (std::filesystem::equivalent(path, input, error)) {
             throw UsageError(fmt::format("{} {}: this file is read, it would be lost", option, path.string()));
         }
+    }
+    const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+    if (is_of_a_model(path.filename().string()) && std::filesystem::equivalent(folder, command.model, error)) {
+        throw UsageError(fmt::format("{} {}: would be a file of the model", option, path.string()));
     }
     const auto kind = std::filesystem::status(path, error).type();
     if (kind == std::filesystem::file_type::directory) {
         throw oasis::Error(fmt::format("{} {}: is a folder, expected a file", option, path.string()));
     }
     const bool there = kind != std::filesystem::file_type::not_found && kind != std::filesystem::file_type::none;
-    const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
     if ((there && ::access(path.c_str(), W_OK) != 0) ||
         ((!there || kind == std::filesystem::file_type::regular) && ::access(folder.c_str(), W_OK | X_OK) != 0)) {
         throw oasis::Error(fmt::format("{} {}: cannot be written: {}", option, path.string(), std::strerror(errno)));

@@ -22,7 +22,7 @@ struct Weights {
     std::string types;
 };
 
-/// What the tensors take once loaded, and "210 Q4_1, 61 F32, 1 Q8_0".
+/// About what the tensors take once loaded, and "210 Q4_1, 61 F32, 1 Q8_0".
 Weights weights_of(const TensorSource& source, Compute compute)
 {
     Weights out;
@@ -74,6 +74,13 @@ ModelHead read_head(const std::filesystem::path& path, Compute compute)
     return out;
 }
 
+ModelHead head_of(const LoadedModel& model, const std::filesystem::path& path)
+{
+    Weights weights = is_folder(path) ? weights_of(SafetensorsFolder(path), model.compute)
+                                      : weights_of(GgufFile(path), model.compute);
+    return {model.config, model.tokenizer, weights.bytes, std::move(weights.types)};
+}
+
 std::string model_text(const ModelHead& head)
 {
     const ModelConfig& c = head.config;
@@ -85,7 +92,7 @@ std::string model_text(const ModelHead& head)
                        "context        {} tokens\n"
                        "RoPE           {}\n"
                        "window         {}\n"
-                       "weights        {} ({} in memory)\n",
+                       "weights        {} (about {} in memory)\n",
                        c.architecture, c.layers, c.hidden, c.intermediate, c.q_heads, c.kv_heads, c.head_dim, c.vocab,
                        head.tokenizer.vocabulary(), c.context, c.rope.text(), c.window_text(), head.weight_types,
                        bytes(static_cast<double>(head.weight_bytes)));

@@ -16,10 +16,12 @@ namespace oasis_decode {
 struct ModelHead {
     ModelConfig config;
     Tokenizer tokenizer;
-    std::size_t weight_bytes = 0; ///< what the weights take once loaded
+    std::size_t weight_bytes = 0; ///< about what the weights take once loaded: matrices are fused, and then share a code
     std::string weight_types{};   ///< "210 Q4_1, 61 F32, 1 Q8_0"
 };
 ModelHead read_head(const std::filesystem::path& path, Compute compute = Compute::kF32);
+/// The same of a model that was loaded from there.
+ModelHead head_of(const LoadedModel& model, const std::filesystem::path& path);
 
 /// Architecture, sizes, RoPE scaling, window and types of weights, a line each.
 std::string model_text(const ModelHead& head);

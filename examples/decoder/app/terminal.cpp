@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "app/terminal.hpp"
 
+#include "model/byte_level.hpp"
 #include "model/mapped_file.hpp"
 
 #include <fmt/format.h>
@@ -41,6 +42,19 @@ extern "C" void on_bus_error(int signal, siginfo_t* info, void*)
     _exit(1);
 }
 
+constexpr std::size_t kMostLine = 1000;
+
+// The reason often stands at the end, so the middle is left out.
+std::string both_ends(const std::string& line)
+{
+    const auto begins_character = [&](std::size_t at) { return (line[at] & 0xC0) != 0x80; };
+    std::size_t first = kMostLine / 2;
+    std::size_t last = line.size() - (kMostLine / 2 - 5); // " ... "
+    while (!begins_character(first)) { --first; }
+    while (last < line.size() && !begins_character(last)) { ++last; }
+    return line.substr(0, first) + " ... " + line.substr(last);
+}
+
 } // namespace
 
 void put(std::string_view text)
@@ -55,10 +69,13 @@ void complain(std::string_view text) noexcept
 {
     try {
         std::string line = "oasis-decode: ";
-        for (const char c : text.substr(0, text.find('\n'))) {
-            line += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? '?' : c;
+        for (text = text.substr(0, text.find('\n')); !text.empty();) {
+            const Utf8Step step = next_utf8(text);
+            const bool shown = step.valid && step.code >= 0x20 && (step.code < 0x7F || step.code > 0x9F);
+            line += shown ? text.substr(0, step.bytes) : "?";
+            text.remove_prefix(step.bytes);
         }
-        write_to_stderr(line + "\n");
+        write_to_stderr((line.size() <= kMostLine ? line : both_ends(line)) + "\n");
     } catch (const std::bad_alloc&) {
         write_to_stderr("oasis-decode: out of memory\n");
     }

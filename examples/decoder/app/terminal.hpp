@@ -20,8 +20,8 @@ public:
 /// Writes to standard output and flushes. Throws `BrokenPipe`, or `oasis::Error` with the system's reason.
 void put(std::string_view text);
 
-/// Writes "oasis-decode: TEXT" as one line to standard error: control characters become '?', only the first line of the
-/// text is shown. A standard error that cannot be written changes nothing.
+/// Writes "oasis-decode: TEXT" as one line to standard error: control characters and what is no UTF-8 become '?', only the
+/// first line of the text is shown, and of a long one its two ends. A standard error that cannot be written changes nothing.
 void complain(std::string_view text) noexcept;
 
 /// Standard streams that are closed are opened in a way in which using them fails: else the next file that is opened

@@ -58,14 +58,6 @@ std::int32_t extent(const GgufFile& file, const std::string& key, std::int64_t m
     return static_cast<std::int32_t>(*value);
 }
 
-std::optional<oasis::TokenId> token_key(const GgufFile& file, const char* key)
-{
-    const auto id = file.integer(key);
-    if (!id) { return std::nullopt; }
-    if (*id < 0 || *id > kMostVocabulary) { fail(file.label(), ": key ", key, " is ", *id, ", not a token"); }
-    return static_cast<oasis::TokenId>(*id);
-}
-
 /// The class that "architectures" names, or the one that "model_type" stands for.
 std::string architecture_of(const Json& json, const std::string& what)
 {
@@ -82,14 +74,14 @@ std::string architecture_of(const Json& json, const std::string& what)
         const bool named = names && names->is_array() && names->size() == 1 && names->front() == known.name;
         if (names ? !named : type != known.type) { continue; }
         if (!type.empty() && type != known.type) {
-            fail(what, ": architecture ", shown(*names), " with \"model_type\": \"", type, "\" is not supported");
+            fail(what, ": architecture ", shown(*names), " with \"model_type\": \"", legible(type), "\" is not supported");
         }
         return known.name;
     }
     fail(what, ": architecture ",
          names          ? shown(*names)
          : type.empty() ? "(none)"
-                        : "\"" + type + "\"",
+                        : "\"" + legible(type) + "\"",
          " is not supported; LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM are");
 }
 
@@ -105,18 +97,17 @@ void refuse_variants(const Json& json, const std::string& what)
         }
     }
     const std::string activation = string_member(json, "hidden_act", "silu", what);
-    if (activation != "silu") { fail(what, ": \"hidden_act\" is \"", activation, "\"; only \"silu\" is supported"); }
+    if (activation != "silu") { fail(what, ": \"hidden_act\" is \"", legible(activation), "\"; only \"silu\" is supported"); }
 }
 
 /// The window of config.json, 0 where none is in use.
 std::int32_t window_of(const Json& json, const std::string& architecture, const std::string& what)
 {
-    if (architecture == "MistralForCausalLM" && !json.contains("sliding_window")) { return 4096; } // null is none
-    const bool qwen = architecture.starts_with("Qwen");
-    if (!member(json, "sliding_window") || (qwen && !flag_member(json, "use_sliding_window", false, what))) {
-        return 0;
-    }
-    if (architecture == "LlamaForCausalLM") {
+    const bool llama = architecture == "LlamaForCausalLM";
+    if (architecture.starts_with("Qwen") && !flag_member(json, "use_sliding_window", false, what)) { return 0; }
+    if (!llama && !json.contains("sliding_window")) { return 4096; } // null is none
+    if (!member(json, "sliding_window")) { return 0; }
+    if (llama) {
         fail(what, ": \"sliding_window\": ", shown(json["sliding_window"]), " is not supported of ", architecture);
     }
     return static_cast<std::int32_t>(integer_member(json, "sliding_window", 1, INT32_MAX, what));
@@ -270,7 +261,7 @@ ModelConfig config_from_gguf(const GgufFile& file)
     config.architecture = file.string("general.architecture").value_or("(none)");
     const std::string& arch = config.architecture;
     if (arch != "llama" && arch != "qwen2" && arch != "qwen3") {
-        fail(file.label(), ": architecture \"", arch, "\" is not supported; llama, qwen2 and qwen3 are");
+        fail(file.label(), ": architecture \"", legible(arch), "\" is not supported; llama, qwen2 and qwen3 are");
     }
     if (const auto parts = file.integer("split.count").value_or(1); parts > 1) {
         fail(file.label(), ": one of ", parts, " parts of a model (split.count); they have to be joined into one file");
@@ -290,9 +281,9 @@ ModelConfig config_from_gguf(const GgufFile& file)
     config.qkv_bias = arch == "qwen2" || file.find("blk.0.attn_q.bias");
     config.output_bias = file.find("blk.0.attn_output.bias");
     config.qk_norm = arch == "qwen3";
-    config.bos = token_key(file, "tokenizer.ggml.bos_token_id");
+    config.bos = file.token("tokenizer.ggml.bos_token_id");
     for (const char* key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"}) {
-        const auto id = token_key(file, key);
+        const auto id = file.token(key);
         if (id && std::ranges::count(config.eos, *id) == 0) { config.eos.push_back(*id); }
     }
     check(config, file.label());

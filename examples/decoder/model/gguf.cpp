@@ -294,6 +294,14 @@ std::optional<std::int64_t> GgufFile::integer(std::string_view key) const
     return integer_at(found->type, found->begin, key);
 }
 
+std::optional<std::int32_t> GgufFile::token(std::string_view key) const
+{
+    const auto id = integer(key);
+    if (!id || *id == -1) { return std::nullopt; }
+    if (*id < 0 || *id > INT32_MAX) { fail(label(), ": key ", key, " is ", *id, ", not a token"); }
+    return static_cast<std::int32_t>(*id);
+}
+
 double GgufFile::number_at(GgufType type, std::uint64_t offset, std::string_view key) const
 {
     if (type == GgufType::kF32) { return load<float>(file_, offset, key); }

@@ -46,6 +46,8 @@ public:
     bool has(std::string_view key) const { return values_.find(key) != values_.end(); }
     /// Typed access; empty when the key is absent, `ModelError` when it holds another type or does not fit.
     std::optional<std::int64_t> integer(std::string_view key) const;
+    /// A token's id; empty when the key is absent or, as old converters wrote it, -1.
+    std::optional<std::int32_t> token(std::string_view key) const;
     std::optional<double> number(std::string_view key) const;
     std::optional<bool> flag(std::string_view key) const;
     std::optional<std::string> string(std::string_view key) const;
@@ -53,7 +55,7 @@ public:
     std::vector<std::int64_t> integers(std::string_view key) const; ///< empty when absent
     std::vector<double> numbers(std::string_view key) const;        ///< empty when absent
 
-    /// The bytes before the tensor data: metadata and tensor descriptions.
+    /// The whole file.
     std::span<const std::byte> bytes() const { return file_.bytes(); }
 
 private:

@@ -4,7 +4,7 @@
 //   kLanes                         lanes of a vector
 //   kTileRows, kTilePanels         what the registers hold sums and dots of
 //   Ints, Floats                   vectors of int32 and float
-//   zeros, all(int or float), load(bytes), to_floats(Ints), half_floats(16-bit floats)
+//   all(int or float), load(bytes), to_floats(Ints), half_floats(16-bit floats)
 //   low(Ints), high(Ints)          the low and high halves of all bytes
 //   Quads, quads(codes)            four int8 codes of x, for all lanes
 //   dot(Ints, Ints, Quads)         adds the dot products of each lane's four unsigned bytes with the quad

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/integer_kernels.hpp"
 
+#include "model/instruction_sets.hpp"
+
 #include <oasis/core/error.hpp>
 #include <oasis/core/half.hpp>
 
@@ -12,11 +14,9 @@
 #include <limits>
 #include <string_view>
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(OASIS_DECODE_X86)
 #include <immintrin.h>
-#define OASIS_DECODE_X86 1
 #endif
-#define OASIS_DECODE_INLINE __attribute__((always_inline)) inline
 
 // Functions up to the matching END are compiled for an instruction set.
 #if defined(__clang__)

@@ -1,21 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/kernels.hpp"
 
+#include "model/instruction_sets.hpp"
+
 #include <oasis/core/error.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define OASIS_DECODE_X86 1
-#endif
 #if defined(OASIS_DECODE_X86) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define OASIS_DECODE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define OASIS_DECODE_CLONES // one version: sanitizers do not get on with the resolvers that clones need
 #endif
-#define OASIS_DECODE_INLINE __attribute__((always_inline)) inline
 
 namespace oasis_decode {
 namespace {

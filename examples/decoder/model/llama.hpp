@@ -24,7 +24,8 @@ struct LoadedModel {
     Compute compute = Compute::kF32;
     Tokenizer tokenizer;
     std::vector<std::string> warnings; ///< what a user should be told; nothing is printed here
-    /// Identifies the model: SHA-256 in hex of the GGUF file, or of config.json, tokenizer.json and the shards, one after another.
+    /// Identifies the model: SHA-256 in hex of the GGUF file, or of the folder's files, one after another: config.json,
+    /// tokenizer.json (or tokenizer.model), tokenizer_config.json and chat_template.jinja where there are such, the shards.
     std::string id;
 
     std::vector<BlockWeights> blocks;

@@ -48,9 +48,10 @@ void check_unused(LoadedModel& model, const WeightReader& reader, const TensorSo
             continue; // the RoPE tables are the configuration's
         }
         if (name.ends_with(".bias") || name.ends_with("norm.weight")) {
-            fail(source.label(), ": tensor ", name, " is not known of architecture ", model.config.architecture);
+            fail(source.label(), ": tensor ", legible(name), " is not known of architecture ",
+                 model.config.architecture);
         }
-        model.warnings.push_back(source.label() + ": tensor " + name + " is not used");
+        model.warnings.push_back(source.label() + ": tensor " + legible(name) + " is not used");
     }
 }
 
@@ -69,11 +70,13 @@ void read_weights(LoadedModel& model, const TensorSource& source, const GlobalNa
 {
     ModelConfig& config = model.config;
     WeightReader reader(source, model.compute);
-    if (config.vocab == 0) {
-        const TensorView* embedding = source.find(names.embedding);
-        if (embedding && embedding->shape.size() == 2 && embedding->shape[0] <= INT32_MAX) {
-            config.vocab = static_cast<std::int32_t>(embedding->shape[0]);
+    const TensorView* const embedding = source.find(names.embedding);
+    if (config.vocab == 0 && embedding) {
+        if (embedding->shape.size() != 2 || embedding->shape[0] < 1 || embedding->shape[0] > INT32_MAX) {
+            fail(source.label(), ": tensor ", names.embedding, " has shape ", embedding->shape_text(),
+                 ", not a row for each token");
         }
+        config.vocab = static_cast<std::int32_t>(embedding->shape[0]);
     }
     model.embedding = reader.matrix({{names.embedding, config.vocab, 0}}, config.hidden);
     model.final_norm = reader.read(names.final_norm, {config.hidden});
@@ -116,6 +119,9 @@ std::shared_ptr<const LoadedModel> load_folder(const std::filesystem::path& fold
     Sha256 hash;
     hash.update(MappedFile(config_path).bytes());
     hash.update(MappedFile(tokenizer_path(folder)).bytes());
+    for (const char* name : {"tokenizer_config.json", "chat_template.jinja"}) {
+        if (std::filesystem::exists(folder / name)) { hash.update(MappedFile(folder / name).bytes()); }
+    }
     for (const auto& file : source.files()) { hash.update(file->bytes()); }
     model->id = hash.hex();
     return model;

@@ -13,13 +13,6 @@
 namespace oasis_decode {
 namespace {
 
-std::uint16_t load_u16(const std::byte* p) noexcept
-{
-    std::uint16_t bits = 0;
-    std::memcpy(&bits, p, sizeof bits);
-    return bits;
-}
-
 constexpr bool is_coded(Matrix::Code code) noexcept
 {
     return code != Matrix::Code::kF32 && code != Matrix::Code::kBF16 && !Matrix::in_panels(code);

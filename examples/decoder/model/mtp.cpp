@@ -23,7 +23,7 @@ std::shared_ptr<const MtpWeights> load_mtp(const std::filesystem::path& path, co
     weights->final_norm = reader.read("mtp.norm.weight", {hidden});
     for (const auto& name : file.names()) {
         if (!reader.used().contains(name)) {
-            fail(file.label(), ": tensor ", name, " is no part of a draft head of one block");
+            fail(file.label(), ": tensor ", legible(name), " is no part of a draft head of one block");
         }
     }
     return weights;

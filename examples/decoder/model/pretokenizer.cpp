@@ -3,8 +3,11 @@
 
 #include "model/byte_level.hpp"
 #include "model/mapped_file.hpp"
+#include "model/unicode.hpp"
 
 #include <cctype>
+
+#include <fmt/format.h>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -14,8 +17,18 @@ namespace {
 
 constexpr std::size_t kMostStages = 16;
 
-constexpr std::string_view kSpace =
-    R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+/// White space as the inside of a class.
+const std::string& space_class()
+{
+    static const std::string kClass = [] {
+        std::string out;
+        for (const auto [first, last] : white_space()) {
+            out += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", std::uint32_t{first}, std::uint32_t{last});
+        }
+        return out;
+    }();
+    return kClass;
+}
 
 std::string pcre2_text(int code)
 {
@@ -45,22 +58,32 @@ public:
 private:
     [[noreturn]] void refuse(std::string_view what) const
     {
-        fail("pre-tokenizer expression ", in_, ": ", what, " at ", at_, " is not supported");
+        fail("pre-tokenizer expression ", legible(in_), ": ", what, " at ", at_, " is not supported");
     }
-    bool follows(std::string_view text) const { return in_.substr(at_).starts_with(text); }
+    bool follows(std::string_view text) const { return follows_at(0, text); }
+    bool follows_at(std::size_t ahead, std::string_view text) const
+    {
+        return at_ + ahead <= in_.size() && in_.substr(at_ + ahead).starts_with(text);
+    }
 
     void escape()
     {
         if (at_ + 1 == in_.size()) { refuse("a backslash"); }
         const char c = in_[++at_];
         if (c == 's') {
-            out_.append(in_class_ ? "" : "[").append(kSpace).append(in_class_ ? "" : "]");
+            out_.append(in_class_ ? "" : "[").append(space_class()).append(in_class_ ? "" : "]");
         } else if (c == 'S' && !in_class_) {
-            out_.append("[^").append(kSpace).append("]");
+            out_.append("[^").append(space_class()).append("]");
         } else if (std::string_view("SwWbBhHRXKGONyYQE").find(c) != std::string_view::npos) {
             refuse(std::string("\\") + c);
         } else {
             out_ += {'\\', c};
+            // Braces that belong to the escape are no quantifier.
+            const std::size_t end = follows_at(1, "{") ? in_.find('}', at_) : at_;
+            if (std::string_view("pPxogk").find(c) != std::string_view::npos && end != std::string_view::npos) {
+                out_ += in_.substr(at_ + 1, end - at_);
+                at_ = end;
+            }
         }
     }
     void class_character()
@@ -78,10 +101,30 @@ private:
                 ++at_;
                 out_ += '[';
             }
-        } else if (follows("(?m") || follows("(?x") || follows("(?im") || follows("(?ix") || follows("(*")) {
+        } else if (follows("(*") || (follows("(?") && has_odd_flag())) {
             refuse("a flag or verb");
+        } else if (in_[at_] == '{') {
+            check_quantifier();
         }
         out_ += in_[at_];
+    }
+    /// m and x mean other things to Oniguruma: m is PCRE2's s.
+    bool has_odd_flag() const
+    {
+        const std::string_view flags = in_.substr(at_ + 2);
+        return flags.substr(0, flags.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ^-"))
+                   .find_first_of("mx") != std::string_view::npos;
+    }
+    /// To Oniguruma {,n} is {0,n}, {n,m}+ a repetition of {n,m}, and {n}? an optional {n}.
+    void check_quantifier() const
+    {
+        const std::size_t end = in_.find_first_not_of("0123456789,", at_ + 1);
+        if (end == std::string_view::npos || in_[end] != '}' || end == at_ + 1) { return; } // braces as they stand
+        const std::string_view inside = in_.substr(at_ + 1, end - at_ - 1);
+        const std::string_view next = in_.substr(end + 1, 1);
+        const bool exact = inside.find(',') == std::string_view::npos;
+        if (next == "+" || (exact && next == "?")) { refuse(fmt::format("the quantifier {{{}}}{}", inside, next)); }
+        if (inside.front() == ',') { refuse(fmt::format("the quantifier {{{}}}", inside)); }
     }
 
     std::string_view in_;
@@ -112,7 +155,7 @@ struct Pretokenizer::Stage {
         compiled =
             pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
                           PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &at, nullptr);
-        if (!compiled) { fail("pre-tokenizer expression ", expression, " is not valid: ", pcre2_text(code)); }
+        if (!compiled) { fail("pre-tokenizer expression ", legible(expression), " is not valid: ", pcre2_text(code)); }
         // Where no machine code can be made, the interpreter gives the same.
         static_cast<void>(pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE));
     }

@@ -23,7 +23,7 @@ RopeScaling scaling_named(const std::string& type, std::string_view where)
     for (const auto scaling : {RopeScaling::kLinear, RopeScaling::kDynamic, RopeScaling::kYarn, RopeScaling::kLlama3}) {
         if (type == name(scaling)) { return scaling; }
     }
-    fail(where, " is \"", type, "\"; RoPE scaling default, linear, dynamic, yarn and llama3 are supported");
+    fail(where, " is \"", legible(type), "\"; RoPE scaling default, linear, dynamic, yarn and llama3 are supported");
 }
 
 void check(const RopeConfig& rope, const std::string& what)
@@ -66,10 +66,10 @@ void refuse_unknown(const Json& scaling, const char* key, const std::string& wha
                                           "partial_rotary_factor"};
     for (const auto& [setting, value] : scaling.items()) {
         if (value.is_object()) {
-            fail(what, ": \"", key, "\" has settings of its own for \"", setting, "\", which is not supported");
+            fail(what, ": \"", key, "\" has settings of its own for \"", legible(setting), "\", which is not supported");
         }
         if (std::find(kKnown.begin(), kKnown.end(), setting) == kKnown.end()) {
-            fail(what, ": setting \"", setting, "\" in \"", key, "\" is not supported");
+            fail(what, ": setting \"", legible(setting), "\" in \"", key, "\" is not supported");
         }
     }
 }
@@ -235,10 +235,14 @@ RopeConfig rope_from_gguf(const GgufFile& file, const std::string& prefix, std::
             fail(file.label(), ": key ", keys, "scaling.original_context_length is ", rope.original_context);
         }
     }
+    const double attention_factor = number_or(file, keys + "scaling.attn_factor", 1);
     if (rope.scaling == RopeScaling::kYarn) {
         rope.beta_fast = number_or(file, keys + "scaling.yarn_beta_fast", rope.beta_fast);
         rope.beta_slow = number_or(file, keys + "scaling.yarn_beta_slow", rope.beta_slow);
-        rope.attention_factor = number_or(file, keys + "scaling.attn_factor", 1) * yarn_growth(rope.factor);
+        rope.attention_factor = attention_factor * yarn_growth(rope.factor);
+    } else if (attention_factor != 1) {
+        fail(file.label(), ": key ", keys, "scaling.attn_factor is ", attention_factor, " with RoPE scaling ",
+             name(rope.scaling), ", which is not supported");
     }
     rope.divisors = read_divisors(file, head_dim);
     check(rope, file.label());

@@ -9,8 +9,6 @@
 namespace oasis_decode {
 namespace {
 
-constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
-
 // One message of a protocol buffer, field by field.
 class Message {
 public:
@@ -150,7 +148,7 @@ void parse_normalizer(std::string_view bytes, SentencePieceModel& model, const s
         default: break;
         }
     }
-    if (!map.empty()) { fail(what, ": normalisation \"", name, "\" is not supported; \"identity\" is"); }
+    if (!map.empty()) { fail(what, ": normalisation \"", legible(name), "\" is not supported; \"identity\" is"); }
     if (removes) { fail(what, ": remove_extra_whitespaces is not supported"); }
     if (!escapes) { fail(what, ": escape_whitespaces: false is not supported"); }
 }

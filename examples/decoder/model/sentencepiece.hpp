@@ -12,6 +12,9 @@
 
 namespace oasis_decode {
 
+/// U+2581, which stands for a space.
+inline constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
+
 struct SentencePieceModel {
     /// The numbers of the file.
     enum class Type : std::uint8_t { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused, kByte };

@@ -16,13 +16,6 @@ constexpr std::uint64_t kMostElements = std::uint64_t{1} << 62;
 constexpr std::size_t kQuantBlock = 32;
 constexpr std::size_t kSuperBlock = 256;
 
-std::uint16_t load_u16(const std::byte* p) noexcept
-{
-    std::uint16_t bits = 0;
-    std::memcpy(&bits, p, sizeof bits);
-    return bits;
-}
-
 float load_f16(const std::byte* p) noexcept { return oasis::to_float(oasis::f16{load_u16(p)}); }
 
 unsigned at(const std::byte* bytes, std::size_t i) noexcept { return std::to_integer<unsigned>(bytes[i]); }

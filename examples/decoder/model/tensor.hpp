@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +18,14 @@ namespace oasis_decode {
 enum class StorageType : std::uint8_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ4_K, kQ5_K, kQ6_K };
 
 std::string_view name(StorageType type) noexcept;
+
+/// Sixteen bits of a file, wherever they lie.
+inline std::uint16_t load_u16(const std::byte* from) noexcept
+{
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, from, sizeof bits);
+    return bits;
+}
 
 /// How many elements one coded block holds, and its bytes. Plain types have blocks of one element.
 struct BlockLayout {

@@ -11,11 +11,6 @@
 namespace oasis_decode {
 namespace {
 
-std::uint64_t pair_key(TokenId left, TokenId right) noexcept
-{
-    return (static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32) | static_cast<std::uint32_t>(right);
-}
-
 std::string quoted(std::string_view bytes) { return shown(Json(std::string(bytes))); }
 
 } // namespace
@@ -155,8 +150,11 @@ void Tokenizer::add_added_token(std::string_view text, std::string_view pattern,
                                 bool in_normalised, const std::string& what)
 {
     if (text.empty() || pattern.empty()) { fail(what, ": added token ", token.id, " is empty"); }
-    // tokenizer.json lists an added token in the vocabulary too: it must not be reached by merging.
-    if (const auto twin = plain_.find(text); twin != plain_.end() && twin->second == token.id) { plain_.erase(twin); }
+    // tokenizer.json lists an added token in the vocabulary too, perhaps spelt otherwise: no text is encoded as that.
+    if (static_cast<std::size_t>(token.id) < tokens_.size()) {
+        const auto twin = plain_.find(tokens_[static_cast<std::size_t>(token.id)]);
+        if (twin != plain_.end() && twin->second == token.id) { plain_.erase(twin); }
+    }
     place_token(token.id, text, {.added = true, .special = token.special, .in_normalised = in_normalised}, what);
     added_.insert_or_assign(std::string(text), token.id);
     (in_normalised ? found_in_normalised_ : found_first_).add(pattern, token);

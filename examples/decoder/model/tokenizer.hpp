@@ -85,6 +85,11 @@ private:
     };
     class Merger;
     class JsonReader;
+    /// The key of a pair in `merges_`.
+    static std::uint64_t pair_key(TokenId left, TokenId right) noexcept
+    {
+        return (static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32) | static_cast<std::uint32_t>(right);
+    }
 
     void read_gguf_bytes(const GgufFile& file, const std::string& what);
     void add_tokens_beyond(const Json& decoder, const std::string& what);
@@ -116,7 +121,7 @@ private:
     TextMap<TokenId> added_; ///< text of added and special tokens
     AddedTokens found_first_;
     AddedTokens found_in_normalised_;
-    std::unordered_map<std::uint64_t, Merge> merges_; ///< key: left id, right id
+    std::unordered_map<std::uint64_t, Merge> merges_; ///< by `pair_key`
     std::array<TokenId, 256> byte_tokens_ = no_tokens();
     Pretokenizer pretokenizer_;
     std::optional<TokenId> bos_;

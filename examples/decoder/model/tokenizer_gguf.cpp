@@ -41,7 +41,7 @@ const PreRule& pre_rule(const std::string& name, const std::string& what)
     if (found != kPreRules.end()) { return *found; }
     std::string names;
     for (const PreRule& rule : kPreRules) { names.append(names.empty() ? "" : ", ").append(rule.name); }
-    fail(what, ": tokenizer.ggml.pre \"", name, "\" is not supported; these are: ", names);
+    fail(what, ": tokenizer.ggml.pre \"", legible(name), "\" is not supported; these are: ", names);
 }
 
 // Tokens with scores and types, whatever the model.
@@ -69,13 +69,6 @@ std::vector<SentencePieceModel::Piece> read_pieces(const GgufFile& file, const s
     return pieces;
 }
 
-// The id under `key`; nothing when it is absent or, as old converters wrote it, -1.
-std::optional<std::int64_t> token_key(const GgufFile& file, std::string_view key)
-{
-    const auto id = file.integer(key);
-    return id && *id >= 0 ? id : std::nullopt;
-}
-
 void refuse_flag(const GgufFile& file, const char* key, const std::string& what)
 {
     if (file.flag(key).value_or(false)) { fail(what, ": ", key, ": true is not supported"); }
@@ -91,7 +84,7 @@ SentencePieceModel read_sentencepiece(const GgufFile& file, const std::string& w
     SentencePieceModel model;
     model.pieces = read_pieces(file, what);
     model.add_dummy_prefix = file.flag("tokenizer.ggml.add_space_prefix").value_or(true);
-    const auto bos = token_key(file, "tokenizer.ggml.bos_token_id");
+    const auto bos = file.token("tokenizer.ggml.bos_token_id");
     model.bos = bos.value_or(-1);
     model.add_bos = file.flag("tokenizer.ggml.add_bos_token").value_or(bos.has_value());
     if (model.add_bos && !bos) {
@@ -119,7 +112,7 @@ Tokenizer Tokenizer::from_gguf(const GgufFile& file)
     } else if (model == "gpt2") {
         tokenizer.read_gguf_bytes(file, what);
     } else {
-        fail(what, ": tokenizer.ggml.model \"", model, "\" is not supported; \"gpt2\" and \"llama\" are");
+        fail(what, ": tokenizer.ggml.model \"", legible(model), "\" is not supported; \"gpt2\" and \"llama\" are");
     }
     refuse_flag(file, "tokenizer.ggml.add_eos_token", what);
     tokenizer.chat_template_ = file.string("tokenizer.chat_template").value_or("");
@@ -158,7 +151,7 @@ void Tokenizer::read_gguf_bytes(const GgufFile& file, const std::string& what)
         add_added_token(text, text, {.id = static_cast<TokenId>(i), .special = type == Type::kControl}, false, what);
     }
     finish();
-    const auto bos = token_key(file, "tokenizer.ggml.bos_token_id");
+    const auto bos = file.token("tokenizer.ggml.bos_token_id");
     const bool add_bos = file.flag("tokenizer.ggml.add_bos_token").value_or(rule.add_bos && bos.has_value());
     if (add_bos && !bos) { fail(what, ": tokenizer.ggml.add_bos_token is true without tokenizer.ggml.bos_token_id"); }
     set_bos(bos, add_bos, what);

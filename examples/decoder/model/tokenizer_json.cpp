@@ -10,7 +10,6 @@ namespace oasis_decode {
 namespace {
 
 constexpr std::int64_t kMostTokens = 1 << 22;
-constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
 
 std::string type_of(const Json& part, const std::string& what) { return string_member(part, "type", "(none)", what); }
 
@@ -27,7 +26,7 @@ Pretokenizer::Matches split_rule(const std::string& behaviour, const std::string
     if (behaviour == "Removed") { return Pretokenizer::Matches::kAreDropped; }
     if (behaviour == "MergedWithPrevious") { return Pretokenizer::Matches::kJoinThePieceBefore; }
     if (behaviour == "MergedWithNext") { return Pretokenizer::Matches::kJoinThePieceAfter; }
-    fail(what, ": split behaviour \"", behaviour, "\" is not supported");
+    fail(what, ": split behaviour \"", legible(behaviour), "\" is not supported");
 }
 
 std::string split_expression(const Json& stage, const std::string& what)
@@ -57,7 +56,7 @@ public:
         if (!model) { fail(what_, ": no \"model\""); }
         // Old files leave the type out of a BPE model.
         if (const std::string type = string_member(*model, "type", "BPE", what_); type != "BPE") {
-            fail(what_, ": tokenizer model \"", type, "\" is not supported; \"BPE\" is");
+            fail(what_, ": tokenizer model \"", legible(type), "\" is not supported; \"BPE\" is");
         }
         if (const Json* normalizer = member(file_, "normalizer")) { read_normalizer(*normalizer); }
         if (const Json* pretokenizer = member(file_, "pre_tokenizer")) { read_pretokenizer(*pretokenizer); }
@@ -113,7 +112,7 @@ private:
             const auto rule = split_rule(string_member(stage, "behavior", "Isolated", what_), what_);
             out.add_stage(split_expression(stage, what_), rule, flag_member(stage, "invert", false, what_));
         } else {
-            fail(what_, ": pre-tokenizer \"", type,
+            fail(what_, ": pre-tokenizer \"", legible(type),
                  "\" is not supported; Sequence, Digits, Split, ByteLevel and Metaspace are");
         }
     }
@@ -131,7 +130,7 @@ private:
         } else if (scheme == "always") {
             tokenizer_.prefix_ = SpacePrefix::kEveryPiece;
         } else if (scheme != "never") {
-            fail(what_, ": Metaspace prepend_scheme \"", scheme, "\" is not supported");
+            fail(what_, ": Metaspace prepend_scheme \"", legible(scheme), "\" is not supported");
         }
         marks_spaces_ = true;
         if (flag_member(stage, "split", true, what_)) {
@@ -250,7 +249,7 @@ private:
             for (const Json& part : list_member(processor, "processors", what_)) { read_postprocessor(part); }
             return;
         }
-        if (type != "TemplateProcessing") { fail(what_, ": post-processor \"", type, "\" is not supported"); }
+        if (type != "TemplateProcessing") { fail(what_, ": post-processor \"", legible(type), "\" is not supported"); }
         const Json& single = list_member(processor, "single", what_);
         for (std::size_t i = 0; i < single.size(); ++i) {
             const Json* special = member(single[i], "SpecialToken");

@@ -73,7 +73,7 @@ void Tokenizer::add_piece_merges(const SentencePieceModel& model, const std::str
     for (std::size_t n = 0; n < order.size(); ++n) {
         if (n > 0 && score(order[n]) != score(order[n - 1])) { ++rank; }
         const std::string_view text = tokens_[order[n]];
-        if (text.size() > kMostPieceBytes) { continue; }
+        if (text.empty() || text.size() > kMostPieceBytes) { continue; }
         const auto id = static_cast<TokenId>(order[n]);
         for (std::size_t at = next_utf8(text).bytes; at < text.size(); at += next_utf8(text.substr(at)).bytes) {
             const auto left = plain_.find(text.substr(0, at));
@@ -83,9 +83,7 @@ void Tokenizer::add_piece_merges(const SentencePieceModel& model, const std::str
                 fail(what, ": piece ", id, " (", shown(Json(std::string(text))),
                      ") is marked as unused, but can be merged: not supported");
             }
-            merges_.emplace((static_cast<std::uint64_t>(left->second) << 32) |
-                                static_cast<std::uint32_t>(right->second),
-                            Merge{rank, id});
+            merges_.emplace(pair_key(left->second, right->second), Merge{rank, id});
         }
     }
 }

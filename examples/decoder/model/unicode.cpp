@@ -4,17 +4,24 @@
 #include "model/byte_level.hpp"
 #include "model/mapped_file.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <utf8proc.h>
 
 namespace oasis_decode {
 
+std::span<const CharacterRange> white_space() noexcept
+{
+    static constexpr CharacterRange kRanges[] = {{0x09, 0x0D},     {0x20, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},
+                                                 {0x1680, 0x1680}, {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F},
+                                                 {0x205F, 0x205F}, {0x3000, 0x3000}};
+    return kRanges;
+}
+
 bool is_white_space(char32_t code) noexcept
 {
-    return (code >= 0x09 && code <= 0x0D) || code == 0x20 || code == 0x85 || code == 0xA0 || code == 0x1680 ||
-           (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 || code == 0x202F || code == 0x205F ||
-           code == 0x3000;
+    return std::ranges::any_of(white_space(), [&](auto range) { return range.first <= code && code <= range.last; });
 }
 
 bool is_word_character(char32_t code) noexcept

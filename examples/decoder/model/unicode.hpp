@@ -3,12 +3,20 @@
 // What tokenizers ask of Unicode beyond UTF-8.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 
 namespace oasis_decode {
 
-/// The property White_Space.
+/// Characters from first to last.
+struct CharacterRange {
+    char32_t first;
+    char32_t last;
+};
+
+/// The characters with the property White_Space.
+std::span<const CharacterRange> white_space() noexcept;
 bool is_white_space(char32_t code) noexcept;
 
 /// Letters, marks, decimal digits, letter numbers, connector punctuation and joiners: what \w means in Unicode.
