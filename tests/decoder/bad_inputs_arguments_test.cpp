@@ -42,62 +42,23 @@ Arguments eval_generate(Scene& scene, const std::string& spec)
 }
 
 const std::vector<BadInput> kUsage = {
-    {"UnknownCommand", "unknown command 'rnu'",
-     [](Scene& s) {
-         return Arguments{"rnu", s.gguf_file()};
-     },
-     2},
+    {"UnknownCommand", "unknown command 'rnu'", [](Scene& s) { return Arguments{"rnu", s.gguf_file()}; }, 2},
     {"NoModel", "MODEL is required", [](Scene&) { return Arguments{"inspect"}; }, 2},
-    {"UnknownOption", "--propmt",
-     [](Scene& s) {
-         return run_with(s, {"--propmt", "x"});
-     },
-     2},
+    {"UnknownOption", "--propmt", [](Scene& s) { return run_with(s, {"--propmt", "x"}); }, 2},
     {"NoPrompt", "run needs a text", [](Scene& s) { return run_with(s, {}); }, 2},
-    {"EmptyPrompt", "an empty prompt cannot be continued",
-     [](Scene& s) {
-         return run_with(s, {"--prompt", ""});
-     },
-     2},
-    {"BlockOfSeventeen", "--block '17'",
-     [](Scene& s) {
-         return run_with(s, {"--prompt", "x", "--block", "17"});
-     },
-     2},
+    {"EmptyPrompt", "an empty prompt cannot be continued", [](Scene& s) { return run_with(s, {"--prompt", ""}); }, 2},
+    {"BlockOfSeventeen", "--block '17'", [](Scene& s) { return run_with(s, {"--prompt", "x", "--block", "17"}); }, 2},
     {"BudgetOverflows", "--attend-budget '99999999999999999999'",
-     [](Scene& s) {
-         return run_with(s, {"--prompt", "x", "--attend-budget", "99999999999999999999"});
-     },
-     2},
-    {"NegativeBudget", "--sink '-1'",
-     [](Scene& s) {
-         return run_with(s, {"--prompt", "x", "--sink=-1"});
-     },
-     2},
+     [](Scene& s) { return run_with(s, {"--prompt", "x", "--attend-budget", "99999999999999999999"}); }, 2},
+    {"NegativeBudget", "--sink '-1'", [](Scene& s) { return run_with(s, {"--prompt", "x", "--sink=-1"}); }, 2},
     {"SizeOverflows", "'9999999999T' is no size",
-     [](Scene& s) {
-         return run_with(s, {"--prompt", "x", "--fast-bytes", "9999999999T"});
-     },
-     2},
+     [](Scene& s) { return run_with(s, {"--prompt", "x", "--fast-bytes", "9999999999T"}); }, 2},
     {"FloorIsNoNumber", "--draft-floor 'nan'",
-     [](Scene& s) {
-         return run_with(s, {"--prompt", "x", "--draft-floor", "nan"});
-     },
-     2},
+     [](Scene& s) { return run_with(s, {"--prompt", "x", "--draft-floor", "nan"}); }, 2},
     {"RateIsInfinite", "rate 'inf' is not a number",
-     [](Scene& s) {
-         return run_with(s, {"--prompt", "x", "--slow", "throttle:inf"});
-     },
-     2},
-    {"ManyThreads", "--threads",
-     [](Scene& s) {
-         return run_with(s, {"--prompt", "x", "--threads", "100000"});
-     },
-     2},
-    {"SweepWithoutValues", "--sweep 'block='",
-     [](Scene& s) {
-         return compare_with(s, "ab", {"--sweep", "block="});
-     },
+     [](Scene& s) { return run_with(s, {"--prompt", "x", "--slow", "throttle:inf"}); }, 2},
+    {"ManyThreads", "--threads", [](Scene& s) { return run_with(s, {"--prompt", "x", "--threads", "100000"}); }, 2},
+    {"SweepWithoutValues", "--sweep 'block='", [](Scene& s) { return compare_with(s, "ab", {"--sweep", "block="}); },
      2},
     {"SweepsThatMultiply", "multiply to 1024 configurations",
      [](Scene& s) {
@@ -109,16 +70,9 @@ const std::vector<BadInput> kUsage = {
     {"UnknownTask", "unknown task 'poem'", [](Scene& s) { return eval_generate(s, "poem"); }, 2},
     {"LengthOverflows", "'99999999999999999999' is no positive number",
      [](Scene& s) { return eval_generate(s, "json:99999999999999999999"); }, 2},
-    {"TwoSourcesOfTasks", "eval needs one of",
-     [](Scene& s) {
-         return Arguments{"eval", s.gguf_file()};
-     },
-     2},
+    {"TwoSourcesOfTasks", "eval needs one of", [](Scene& s) { return Arguments{"eval", s.gguf_file()}; }, 2},
     {"ReportOverTheModel", "this file is read, it would be lost",
-     [](Scene& s) {
-         return run_with(s, {"--prompt", "x", "--json", s.path("model.gguf")});
-     },
-     2},
+     [](Scene& s) { return run_with(s, {"--prompt", "x", "--json", s.path("model.gguf")}); }, 2},
     {"ReportOverAFileOfTheModelFolder", "this file is read, it would be lost",
      [](Scene& s) {
          const std::string model = s.model_folder();
@@ -151,10 +105,7 @@ const std::vector<BadInput> kUsage = {
      },
      2},
     {"ReportAndTraceInOneFile", "name the same file",
-     [](Scene& s) {
-         return run_with(s, {"--prompt", "x", "--json", s.path("out"), "--trace", s.path("out")});
-     },
-     2},
+     [](Scene& s) { return run_with(s, {"--prompt", "x", "--json", s.path("out"), "--trace", s.path("out")}); }, 2},
 };
 
 const std::vector<BadInput> kTexts = {

@@ -183,7 +183,9 @@ TEST_F(Process, AFileThatShrinksWhileItIsReadEndsItWithASentence)
 
 TEST_F(Process, LittleMemoryIsASentence)
 {
-    if (kSanitized) { GTEST_SKIP() << "the sanitizer reserves more addresses than any limit leaves; builds without it run this"; }
+    if (kSanitized) {
+        GTEST_SKIP() << "the sanitizer reserves more addresses than any limit leaves; builds without it run this";
+    }
     // The files are 29 MB; with 16 MiB the program itself starts, with 56 it still cannot do its work.
     for (const std::uint64_t mebibytes : {16, 24, 36, 48, 56}) {
         SCOPED_TRACE(mebibytes);

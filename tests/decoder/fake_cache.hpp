@@ -210,9 +210,8 @@ inline CacheMaker real_maker()
 {
     return {.make = [](const oasis::CacheConfig& config) { return oasis::make_cache(config); },
             .footprint = oasis::footprint,
-            .make_on = [](const oasis::CacheConfig& config, const oasis::StoreFactory& store) {
-                return oasis::make_cache(config, {}, store);
-            }};
+            .make_on = [](const oasis::CacheConfig& config,
+                          const oasis::StoreFactory& store) { return oasis::make_cache(config, {}, store); }};
 }
 
 inline CacheMaker fake_maker()

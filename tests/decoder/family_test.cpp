@@ -106,7 +106,8 @@ TEST(FamilyConfig, DefaultsOfTheFamilies)
     EXPECT_EQ(config_with("qwen3", {{"head_dim", nullptr}}).head_dim, 128);
     EXPECT_TRUE(config_with("qwen2-windows", {{"use_sliding_window", false}}).windows.empty());
     EXPECT_TRUE(config_with("qwen2-windows", {{"max_window_layers", nullptr}}).windows.empty());
-    EXPECT_EQ(config_with("qwen2-windows", {{"sliding_window", nullptr}}).windows, (std::vector<std::int32_t>{0, 4096}));
+    EXPECT_EQ(config_with("qwen2-windows", {{"sliding_window", nullptr}}).windows,
+              (std::vector<std::int32_t>{0, 4096}));
     Json no_window = case_named("qwen2-windows")["config"];
     no_window["sliding_window"] = nullptr;
     EXPECT_TRUE(config_from_json(no_window, "config.json").windows.empty());

@@ -249,10 +249,12 @@ TEST(Load, MinusOneIsNoToken)
     };
     EXPECT_EQ(load_gguf(with("tokenizer.ggml.eot_token_id", -1))->config.eos, (std::vector<TokenId>{258}));
     EXPECT_TRUE(load_gguf(with("tokenizer.ggml.eos_token_id", -1))->config.eos.empty());
-    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(with("tokenizer.ggml.eos_token_id", -2)); }), "is -2, not a token");
+    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(with("tokenizer.ggml.eos_token_id", -2)); }),
+                     "is -2, not a token");
     OASIS_EXPECT_HAS(error_of([&] { return load_gguf(with("tokenizer.ggml.bos_token_id", -1)); }),
                      "add_bos_token is true without tokenizer.ggml.bos_token_id");
-    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(with("tokenizer.ggml.bos_token_id", -2)); }), "is -2, not a token");
+    OASIS_EXPECT_HAS(error_of([&] { return load_gguf(with("tokenizer.ggml.bos_token_id", -2)); }),
+                     "is -2, not a token");
 }
 
 TEST(Load, IdsTellModelsApart)

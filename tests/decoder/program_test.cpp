@@ -271,8 +271,8 @@ TEST_F(Program, DryRunNamesTheMemory)
 // What q8 is measured against computes in floats, and is loaded before it.
 TEST_F(Program, CompareInEightBitsPlansForTheModelInFloats)
 {
-    const std::vector<std::string> arguments{"compare", kModel, "--file", path("text.txt"), "--tokens", "600",
-                                             "--last",  "20",   "--dry-run"};
+    const std::vector<std::string> arguments{"compare", kModel,   "--file", path("text.txt"), "--tokens",
+                                             "600",     "--last", "20",     "--dry-run"};
     std::vector<std::string> rounded = arguments;
     rounded.insert(rounded.end(), {"--compute", "q8"});
     EXPECT_EQ(call(rounded).out, call(arguments).out);

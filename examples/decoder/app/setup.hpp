@@ -16,7 +16,8 @@ namespace oasis_decode {
 struct ModelHead {
     ModelConfig config;
     Tokenizer tokenizer;
-    std::size_t weight_bytes = 0; ///< about what the weights take once loaded: matrices are fused, and then share a code
+    std::size_t weight_bytes =
+        0; ///< about what the weights take once loaded: matrices are fused, and then share a code
     std::string weight_types{};   ///< "210 Q4_1, 61 F32, 1 Q8_0"
 };
 ModelHead read_head(const std::filesystem::path& path, Compute compute = Compute::kF32);

@@ -74,7 +74,8 @@ std::string architecture_of(const Json& json, const std::string& what)
         const bool named = names && names->is_array() && names->size() == 1 && names->front() == known.name;
         if (names ? !named : type != known.type) { continue; }
         if (!type.empty() && type != known.type) {
-            fail(what, ": architecture ", shown(*names), " with \"model_type\": \"", legible(type), "\" is not supported");
+            fail(what, ": architecture ", shown(*names), " with \"model_type\": \"", legible(type),
+                 "\" is not supported");
         }
         return known.name;
     }
@@ -97,7 +98,9 @@ void refuse_variants(const Json& json, const std::string& what)
         }
     }
     const std::string activation = string_member(json, "hidden_act", "silu", what);
-    if (activation != "silu") { fail(what, ": \"hidden_act\" is \"", legible(activation), "\"; only \"silu\" is supported"); }
+    if (activation != "silu") {
+        fail(what, ": \"hidden_act\" is \"", legible(activation), "\"; only \"silu\" is supported");
+    }
 }
 
 /// The window of config.json, 0 where none is in use.

@@ -66,7 +66,8 @@ void refuse_unknown(const Json& scaling, const char* key, const std::string& wha
                                           "partial_rotary_factor"};
     for (const auto& [setting, value] : scaling.items()) {
         if (value.is_object()) {
-            fail(what, ": \"", key, "\" has settings of its own for \"", legible(setting), "\", which is not supported");
+            fail(what, ": \"", key, "\" has settings of its own for \"", legible(setting),
+                 "\", which is not supported");
         }
         if (std::find(kKnown.begin(), kKnown.end(), setting) == kKnown.end()) {
             fail(what, ": setting \"", legible(setting), "\" in \"", key, "\" is not supported");
