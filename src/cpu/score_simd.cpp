@@ -3,10 +3,8 @@
 // The compiled scoring kernels: one table per instruction set, the best one chosen when first asked for.
 #include <oasis/cpu/score_kernels.hpp>
 
-#include <hwy/detect_targets.h>
+#include "cpu/simd_targets.hpp"
 
-#undef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/score_simd.cpp"
 #include <hwy/foreach_target.h> // must come before highway.h

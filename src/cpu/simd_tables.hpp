@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tables of kernels by instruction set: what this machine can run, and which one is used. Needs <hwy/detect_targets.h> before it.
+// Tables of kernels by instruction set: what this machine can run, and which one is used. Needs cpu/simd_targets.hpp before it.
 #pragma once
 
 #include <oasis/core/error.hpp>

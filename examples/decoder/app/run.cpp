@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <optional>
 
 namespace oasis_decode {
@@ -148,13 +149,16 @@ struct Summary {
 };
 
 /// "74, 71, 80 %": of the first drafts, of the second after right first ones, and so on.
+/// Of the first, second, ... drafts of the chains, how many stood.
 std::string accepted_text(const DraftStats& drafts)
 {
+    static constexpr const char* kPlaces[] = {"1st", "2nd", "3rd", "4th", "5th", "6th", "7th"};
     std::string out;
-    for (const double share : drafts.acceptance()) {
-        out += fmt::format("{}{:.0f}", out.empty() ? "" : ", ", 100 * share);
+    const std::vector<double> shares = drafts.acceptance();
+    for (std::size_t i = 0; i < std::min(shares.size(), std::size(kPlaces)); ++i) {
+        out += fmt::format("{}{} {:.0f} %", out.empty() ? "" : ", ", kPlaces[i], 100 * shares[i]);
     }
-    return out.empty() ? "-" : out + " %";
+    return out.empty() ? "-" : out;
 }
 
 std::string summary_table(const Summary& s, const Written& w, const std::optional<DenseColumn>& dense)

@@ -121,7 +121,7 @@ Tokenizer Tokenizer::from_gguf(const GgufFile& file)
 
 void Tokenizer::read_gguf_bytes(const GgufFile& file, const std::string& what)
 {
-    const PreRule& rule = pre_rule(file.string("tokenizer.ggml.pre").value_or("default"), what);
+    const PreRule rule = pre_rule(file.string("tokenizer.ggml.pre").value_or("default"), what);
     if (file.flag("tokenizer.ggml.add_space_prefix").value_or(false)) { pretokenizer_.add_space_stage(); }
     if (!rule.first_expression.empty()) { pretokenizer_.add_stage(rule.first_expression); }
     pretokenizer_.add_stage(rule.expression);
