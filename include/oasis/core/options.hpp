@@ -83,7 +83,7 @@ struct Budgets {
 
 /// What scratch memory and tables are sized for, once, at construction.
 struct Limits {
-    std::int32_t max_sequences = 16;  ///< live sequences
+    std::int32_t max_sequences = 16;  ///< live sequences; preempted ones do not count
     std::int32_t max_rows = 512;      ///< rows of one step over all its sequences (a prefill chunk counts its tokens)
     std::int64_t max_context = 32768; ///< tokens of one sequence
 };
@@ -102,7 +102,7 @@ struct CacheConfig {
     MissPolicy miss = MissPolicy::kExact;                   ///< what is done about a must block that is not there
     std::int64_t dense_below = -1;                          ///< contexts up to this attend densely; -1: budgets.attend
     std::size_t fast_bytes = 0;                             ///< for slots, native blocks and summaries; 0: grows and shrinks with what the live sequences need, and no more
-    std::size_t slow_bytes = 0;                             ///< slow tier; 0: as much as `limits` could need
+    std::size_t slow_bytes = 0;                             ///< slow tier; 0: as much as `limits` could need (preempted sequences take from it too)
     float miss_epsilon = 0.001F;                            ///< kBounded: a miss is skipped when no head can give it more than this share of the softmax mass
     std::int64_t miss_deadline_us = 0;                      ///< kBounded: longest wait of a sequence in a layer, in microseconds; 0: none
     std::int32_t transfer_threads = 0;                      ///< threads that copy from the slow tier in the background; 0: copies are made at once, on the step's queue
