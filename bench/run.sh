@@ -18,12 +18,12 @@ trap 'rm -rf "$work"' EXIT
 if [[ -z "${BENCHES:-}" ]]; then
     BENCHES="$(cd "$root/bench" && ls ./*_bench.cpp | sed 's|^\./||; s|\.cpp$||')"
 fi
+commit="$(git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown)"
 for bench in $BENCHES; do
     [[ -x "$build/bench/$bench" ]] || { echo "bench/run.sh: $build/bench/$bench is not there; build it first" >&2; exit 1; }
     "$build/bench/$bench" "${options[@]}" --benchmark_out="$work/$bench.json" --benchmark_out_format=json
 done
-commit="$(git -C "$root" rev-parse HEAD)"
-[[ -z "$(git -C "$root" status --porcelain --untracked-files=no -- include src bench cmake CMakeLists.txt)" ]] || commit+="-dirty"
+[[ "$commit" == unknown || -z "$(git -C "$root" status --porcelain --untracked-files=no -- include src bench cmake CMakeLists.txt)" ]] || commit+="-dirty"
 COMMIT="$commit" COMMAND="bench/run.sh $(basename "$out") ${options[*]}" python3 - "$work" "$out" <<'PYTHON'
 import json, os, pathlib, platform, sys
 

@@ -4,7 +4,7 @@
 # Shared by the scripts of this folder; meant to be sourced under `set -euo pipefail`.
 
 OASIS_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-OASIS_MODEL_DIR="${OASIS_MODEL_DIR:-$OASIS_ROOT/build/models}"
+OASIS_MODEL_DIR="$(realpath -m -- "${OASIS_MODEL_DIR:-$OASIS_ROOT/build/models}")"
 OASIS_MODEL="$OASIS_MODEL_DIR/SmolLM2-135M-Instruct.Q4_1.gguf"
 export OASIS_ROOT OASIS_MODEL_DIR OASIS_MODEL
 

@@ -61,7 +61,7 @@ names=("$@")
 (($#)) || names=(accuracy moved residency speed step-timeline terminal)
 
 if $measure; then
-    decode="$(realpath "${OASIS_DECODE:-$OASIS_ROOT/build/example/examples/decoder/oasis-decode}")"
+    decode="$(realpath -m -- "${OASIS_DECODE:-$OASIS_ROOT/build/example/examples/decoder/oasis-decode}")"
     [[ -x "$decode" ]] || fail "$decode is not there: run scripts/run_example.sh first, or set OASIS_DECODE"
     "$OASIS_ROOT/scripts/get_model.sh"
     for name in "${names[@]}"; do

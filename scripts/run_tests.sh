@@ -48,15 +48,15 @@ find_nvcc() {
 
 # failures <folder>: the names of the tests that failed in its last run.
 failures() {
-    cut -d : -f 2- "$1/Testing/Temporary/LastTestsFailed.log" 2>/dev/null | paste -sd ' '
+    cut -d : -f 2- "$1/Testing/Temporary/LastTestsFailed.log" 2>/dev/null | paste -sd ' ' || true
 }
 
 # passes_alone <folder> <prefix command...>: whether what failed passes when nothing runs beside it. Some tests measure time,
-# and a busy machine is no fault of theirs; what a sanitizer reported is one, however rarely it happens.
+# and a busy machine is no fault of theirs; what a sanitizer or fuzzer reported is one, however rarely it happens.
 passes_alone() {
     local folder="$1"
     shift
-    if grep -qE 'Sanitizer|runtime error:' "$folder/Testing/Temporary/LastTest.log"; then return 1; fi
+    if grep -qE 'Sanitizer|libFuzzer|runtime error:' "$folder/Testing/Temporary/LastTest.log"; then return 1; fi
     "$@" ctest --test-dir "$folder" --rerun-failed --output-on-failure --no-tests=error
 }
 

@@ -19,13 +19,13 @@
 namespace oasis {
 
 /// All optional. They run on the thread that is in `create`, `fork`, `truncate`, `remove`, `begin_step`, `enqueue_attend` or `commit`, never on a
-/// worker and with no lock held. They may call `remove`, `drop_cached_prefixes`, `stats`, `length` and `state`; every other call throws
-/// `InvalidArgument`. Events that such calls cause are delivered after those that are being delivered. Those of a step that is
+/// worker and with no lock held. They may call `remove`, `drop_cached_prefixes`, `request_remove`, `request_cancel`, `stats`, `layer_stats`, `length` and
+/// `state`; every other call throws `InvalidArgument`. Events that such calls cause are delivered after those that are being delivered. Those of a step that is
 /// destroyed come with the next call. A callback must not destroy the cache.
 struct Callbacks {
     /// A head-block came to a tier or left it.
     std::function<void(const Event&)> on_event;
-    /// Fast memory is short by `bytes`: the engine may remove sequences and returns what it freed; 0 means it cannot.
+    /// A tier, fast or slow, is short by `bytes`: the engine may remove sequences and returns what it freed; 0 means it cannot.
     std::function<std::size_t(std::size_t bytes)> on_pressure;
     /// The sequence lost blocks that no tier holds any more; `what` says which and why.
     std::function<void(SequenceId, std::string_view what)> on_failure;

@@ -68,7 +68,7 @@ TEST(MtpReference, RetrievalLogitsAndChain)
     const auto weights = engine->head(mtp_beside(folder));
     const Json reference = read_json(folder / "reference.json", 100'000'000);
     const Json heads = read_json(folder / "mtp_reference.json", 100'000'000);
-    const Json& item = reference_item(heads, "task", "kv_dense");
+    const Json item = reference_item(heads, "task", "kv_dense");
     std::vector<TokenId> ids = reference_item(reference, "task", "kv_dense")["prompt_ids"];
     const std::vector<float> residuals = residuals_of(*engine, ids);
     const TokenId next = item["next_id"];

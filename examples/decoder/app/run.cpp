@@ -174,9 +174,9 @@ std::string summary_table(const Summary& s, const Written& w, const std::optiona
     add("KV bytes in fast memory", bytes(fast), bytes(static_cast<double>(s.dense_bytes)));
     add("KV bytes in all tiers", bytes(fast + static_cast<double>(w.usage.slow_bytes)),
         bytes(static_cast<double>(s.dense_bytes)));
-    add("tokens read per step and KV head", number(was_sparse ? w.usage.attended_tokens : s.mean_context, 0),
+    add("tokens read per row and KV head", number(was_sparse ? w.usage.attended_tokens : s.mean_context, 0),
         number(s.mean_context, 0));
-    add("tokens fetched per step and KV head", number(was_sparse ? w.usage.fetched_tokens : 0.0, 1), "0");
+    add("tokens fetched per row and KV head", number(was_sparse ? w.usage.fetched_tokens : 0.0, 1), "0");
     add("needed tokens already in fast memory", was_sparse ? percent(w.usage.resident_at_use) : "-", "-");
     const auto rate = [&](double bytes_moved) {
         return fmt::format("{}, {}", bytes(bytes_moved), w.usage.rows > 0 ? bytes(bytes_moved / static_cast<double>(w.usage.rows)) + " a token" : "-");

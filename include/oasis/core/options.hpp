@@ -17,7 +17,7 @@ enum class BlockCode : std::uint8_t {
     kInt8,   ///< int8 with one f16 scale per token for K and for V
 };
 
-/// What a sub-block's summary holds (design/selection.md of the documentation has the definitions).
+/// What a sub-block's summary holds (design/score.md of the documentation has the definitions).
 enum class SummaryKind : std::uint8_t {
     kSpread, ///< mean per channel and one scalar: the sum of the channels' variances
     kCuboid, ///< hi = (max + mean) / 2 and lo = (min + mean) / 2 per channel
