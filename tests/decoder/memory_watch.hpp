@@ -53,6 +53,14 @@ void* operator new(std::size_t size, std::align_val_t alignment)
 {
     return oasis_decode::test::counted_allocation(size, static_cast<std::size_t>(alignment));
 }
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept // a sanitizer's own would not call the one above
+{
+    try {
+        return oasis_decode::test::counted_allocation(size, 0);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
 void operator delete(void* p) noexcept { oasis_decode::test::counted_release(p); }
 void operator delete(void* p, std::size_t) noexcept { oasis_decode::test::counted_release(p); }
 void operator delete(void* p, std::align_val_t) noexcept { oasis_decode::test::counted_release(p); }
