@@ -21,7 +21,8 @@ namespace oasis {
 /// All optional. They run on the thread that is in `create`, `fork`, `truncate`, `remove`, `begin_step`, `enqueue_attend` or `commit`, never on a
 /// worker and with no lock held. They may call `remove`, `drop_cached_prefixes`, `request_remove`, `request_cancel`, `stats`, `layer_stats`, `length` and
 /// `state`; every other call throws `InvalidArgument`. Events that such calls cause are delivered after those that are being delivered. Those of a step that is
-/// destroyed come with the next call. A callback must not destroy the cache.
+/// destroyed come with the next call. A callback must not destroy the cache. What `on_event` or `on_failure` throws leaves the call when its
+/// work is done and everything is delivered; `create` and `fork` then made nothing.
 struct Callbacks {
     /// A head-block came to a tier or left it.
     std::function<void(const Event&)> on_event;

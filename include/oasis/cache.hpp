@@ -273,6 +273,7 @@ private:
     /// Frees memory through the callback until it says it cannot; true when something was freed.
     bool relieve(const Full& full);
     void publish();
+    void deliver_or_remove(SequenceId made);
     void deliver();
 
     CacheConfig config_;

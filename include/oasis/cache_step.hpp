@@ -6,6 +6,7 @@
 #include <oasis/cache.hpp>
 
 #include <algorithm>
+#include <exception>
 
 namespace oasis {
 
@@ -32,7 +33,7 @@ CreateResult KVCache<Backend, Element, Policies>::create(const SequenceOptions& 
                 publish();
             }
         }
-        deliver();
+        deliver_or_remove(result.full ? SequenceId::kNone : result.id);
         if (!result.full || !relieve(*result.full)) { return result; }
     }
 }
@@ -73,7 +74,7 @@ ForkResult KVCache<Backend, Element, Policies>::fork(SequenceId id)
             }
             publish();
         }
-        deliver();
+        deliver_or_remove(result.full ? SequenceId::kNone : result.id);
         if (!result.full || !relieve(*result.full)) { return result; }
     }
 }
@@ -225,17 +226,25 @@ void KVCache<Backend, Element, Policies>::check_groups(std::span<const RowGroup>
 template <class Backend, KVElement Element, class Policies>
 std::optional<Full> KVCache<Backend, Element, Policies>::open_groups(std::span<const RowGroup> groups)
 {
+    const auto close = [this] {
+        for (StepGroup& opened : step_.groups) { pool_.shrink(*opened.sequence, opened.sequence->length); }
+        step_.groups.clear();
+    };
     step_.groups.clear();
     step_.rows = 0;
-    for (const RowGroup& rows : groups) {
-        Sequence& sequence = *pool_.find(rows.sequence);
-        if (const auto full = pool_.try_grow(sequence, sequence.length + rows.rows()); full) {
-            for (StepGroup& opened : step_.groups) { pool_.shrink(*opened.sequence, opened.sequence->length); }
-            step_.groups.clear();
-            return full;
+    try {
+        for (const RowGroup& rows : groups) {
+            Sequence& sequence = *pool_.find(rows.sequence);
+            if (const auto full = pool_.try_grow(sequence, sequence.length + rows.rows()); full) {
+                close();
+                return full;
+            }
+            step_.groups.push_back({&sequence, rows, step_.rows, sequence.length});
+            step_.rows += rows.rows();
         }
-        step_.groups.push_back({&sequence, rows, step_.rows, sequence.length});
-        step_.rows += rows.rows();
+    } catch (...) { // a store, or no memory
+        close();
+        throw;
     }
     return std::nullopt;
 }
@@ -514,13 +523,41 @@ void KVCache<Backend, Element, Policies>::add_agreement()
     }
 }
 
+/// The same after a sequence was made, which nobody would know of if a callback's exception took the place of its id.
+template <class Backend, KVElement Element, class Policies>
+void KVCache<Backend, Element, Policies>::deliver_or_remove(SequenceId made)
+{
+    try {
+        deliver();
+    } catch (...) {
+        const std::exception_ptr error = std::current_exception();
+        if (made != SequenceId::kNone) {
+            try {
+                remove(made);
+            } catch (...) { // of a callback again: it is removed
+            }
+        }
+        std::rethrow_exception(error);
+    }
+}
+
 /// Hands on what happened, in order: no lock is held, and the cache may be called. What a callback's own calls cause comes after.
+/// The first exception of a callback is thrown on when all is delivered.
 template <class Backend, KVElement Element, class Policies>
 void KVCache<Backend, Element, Policies>::deliver()
 {
     if (delivering_.load()) { return; } // the outer delivery goes on with it
     const CallbackGuard delivering(delivering_);
     const CallbackGuard guard(in_callback_);
+    std::exception_ptr error;
+    const auto call = [&error](const auto& callback, auto&&... arguments) {
+        if (!callback) { return; }
+        try {
+            callback(arguments...);
+        } catch (...) {
+            if (!error) { error = std::current_exception(); }
+        }
+    };
     while (!undelivered_.empty() || !journal_.events.empty() || !undelivered_lost_.empty()) {
         if (undelivered_.empty()) {
             undelivered_.swap(journal_.events);
@@ -530,14 +567,15 @@ void KVCache<Backend, Element, Policies>::deliver()
             const Event event = undelivered_.back();
             undelivered_.pop_back();
             if constexpr (Policies::Telemetry::enabled) { telemetry_->on_event(event); }
-            if (callbacks_.on_event) { callbacks_.on_event(event); }
+            call(callbacks_.on_event, event);
         }
         const auto lost = std::exchange(undelivered_lost_, {});
         for (const auto& [id, block] : lost) {
-            if (callbacks_.on_failure) { callbacks_.on_failure(id, detail::text("slow tier: read of block ", raw(block), " of sequence ", raw(id), " (units of ",
-                                                                              pool_.shape().unit_bytes, " bytes) failed and no other tier holds it")); }
+            call(callbacks_.on_failure, id, detail::text("slow tier: read of block ", raw(block), " of sequence ", raw(id), " (units of ", pool_.shape().unit_bytes,
+                                                         " bytes) failed and no other tier holds it"));
         }
     }
+    if (error) { std::rethrow_exception(error); }
 }
 
 } // namespace oasis

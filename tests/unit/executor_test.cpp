@@ -107,6 +107,25 @@ TEST(ThreadPool, TasksReallyRunSideBySide)
     EXPECT_EQ(threads.size(), 2U);
 }
 
+TEST(ThreadPool, ThreadsThatShareItTakeTurns)
+{
+    ThreadPool pool(3);
+    std::atomic<std::int64_t> ran = 0;
+    {
+        std::vector<std::jthread> drivers;
+        for (const std::size_t tasks : {7U, 5U, 64U}) {
+            drivers.emplace_back([&pool, &ran, tasks] {
+                for (int round = 0; round < 500; ++round) {
+                    std::vector<char> done(tasks); // one that is missed, or run twice, shows
+                    pool.parallel_for(tasks, [&](std::size_t i) { done[i] = static_cast<char>(done[i] + 1); });
+                    ran += std::count(done.begin(), done.end(), 1);
+                }
+            });
+        }
+    }
+    EXPECT_EQ(ran.load(), 500 * (7 + 5 + 64));
+}
+
 TEST(ThreadPool, ComesAndGoesWithoutWork)
 {
     for (int i = 0; i < 50; ++i) { const ThreadPool pool(4); }

@@ -48,12 +48,12 @@ TEST_P(ValidateRefuses, WithFieldValueAndWhatIsAllowed)
     }
 }
 
-constexpr std::int32_t kHuge = std::numeric_limits<std::int32_t>::max();
 
 const Bad kBad[] = {
     {"NoLayers", [](CacheConfig& c) { c.shape.layers = 0; }, {"shape.layers is 0", "1 to 4096"}},
     {"NoHeads", [](CacheConfig& c) { c.shape.kv_heads = 0; }, {"shape.kv_heads is 0"}},
     {"OddGroup", [](CacheConfig& c) { c.shape.q_heads = 7; }, {"shape.q_heads is 7", "multiple of shape.kv_heads (2)"}},
+    {"LargeGroup", [](CacheConfig& c) { c.shape.q_heads = 514; }, {"shape.q_heads is 514", "shape.kv_heads 2", "at most 256"}},
     {"FewQueryHeads", [](CacheConfig& c) { c.shape.q_heads = 0; }, {"shape.q_heads is 0"}},
     {"HeadDim100", [](CacheConfig& c) { c.shape.head_dim = 100; }, {"shape.head_dim is 100", "multiple of 16"}},
     {"HeadDim16", [](CacheConfig& c) { c.shape.head_dim = 16; }, {"shape.head_dim is 16", "32 to 256"}},
@@ -81,15 +81,20 @@ const Bad kBad[] = {
     {"TopPNan",
      [](CacheConfig& c) { c.budgets.top_p = std::numeric_limits<float>::quiet_NaN(); },
      {"budgets.top_p is"}},
+    {"ManySequences", [](CacheConfig& c) { c.limits.max_sequences = 65536; }, {"limits.max_sequences is 65536", "from 1 to 65535"}},
+    {"LongContext", [](CacheConfig& c) { c.limits.max_context = 2147483647; }, {"limits.max_context is 2147483647", "from 1 to 2147483646"}},
     {"NoSequences", [](CacheConfig& c) { c.limits.max_sequences = 0; }, {"limits.max_sequences is 0"}},
     {"NoRows", [](CacheConfig& c) { c.limits.max_rows = 0; }, {"limits.max_rows is 0"}},
     {"NoContext", [](CacheConfig& c) { c.limits.max_context = 0; }, {"limits.max_context is 0"}},
     {"TooManyBlocks",
+     [](CacheConfig& c) { c.limits.max_context = 2147483646; },
+     {"limits.max_context (2147483646", "2^31 - 1 blocks"}},
+    {"HugeContext",
      [](CacheConfig& c) { c.limits.max_context = std::numeric_limits<std::int64_t>::max(); },
-     {"limits.max_context (9223372036854775807", "2^31 - 1 blocks"}},
+     {"limits.max_context is 9223372036854775807"}},
     {"TooManySequences",
-     [](CacheConfig& c) { c.limits.max_sequences = kHuge; },
-     {"limits.max_sequences (2147483647)", "2^31 - 1 blocks"}},
+     [](CacheConfig& c) { c.limits = {.max_sequences = 65535, .max_rows = 1, .max_context = 1 << 20}; },
+     {"limits.max_sequences (65535)", "2^31 - 1 blocks"}},
     {"TooManySlots",
      [](CacheConfig& c) { c.limits.max_context = std::int64_t{1} << 30; },
      {"fast_bytes is 0", "set fast_bytes"}},

@@ -81,6 +81,9 @@ template <> struct dtype_of<f16> { static constexpr DType value = DType::kF16; }
 template <> struct dtype_of<bf16> { static constexpr DType value = DType::kBF16; };
 /// @endcond
 
+/// Query heads of a KV head, at most.
+inline constexpr int kMaxGroup = 256;
+
 /// What the cache has to know of a model.
 struct ModelShape {
     std::int32_t layers = 0;   ///< each has K and V of its own

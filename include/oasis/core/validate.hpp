@@ -51,6 +51,8 @@ inline constexpr std::int32_t kMinRecent = 16;
 namespace detail {
 
 inline constexpr std::int64_t kMaxIds = std::numeric_limits<std::int32_t>::max();
+inline constexpr std::int32_t kMaxSequences = 65535;     ///< what counts of logical sets hold
+inline constexpr std::int64_t kMaxContext = kMaxIds - 1; ///< what stamps of logical sets hold
 
 template <class Enum> void expect_enumerator(const char* field, Enum value, Enum last)
 {
@@ -66,6 +68,8 @@ inline void validate_shape(const ModelShape& shape)
     expects(shape.q_heads >= shape.kv_heads && shape.q_heads <= 65536 && shape.q_heads % shape.kv_heads == 0,
             "shape.q_heads is ", shape.q_heads, "; it must be a multiple of shape.kv_heads (", shape.kv_heads,
             ") and at most 65536.");
+    expects(shape.q_heads / shape.kv_heads <= kMaxGroup, "shape.q_heads is ", shape.q_heads, " and shape.kv_heads ", shape.kv_heads,
+            "; at most ", kMaxGroup, " query heads share a KV head.");
     expects(shape.head_dim >= 32 && shape.head_dim <= 256 && shape.head_dim % 16 == 0, "shape.head_dim is ",
             shape.head_dim, "; it must be from 32 to 256 and a multiple of 16.");
 }
@@ -115,11 +119,13 @@ inline void validate_budgets(const Budgets& b, std::int32_t block)
 inline void validate_limits(const CacheConfig& config)
 {
     const Limits& limits = config.limits;
-    expects(limits.max_sequences >= 1, "limits.max_sequences is ", limits.max_sequences, "; it must be at least 1.");
+    expects(limits.max_sequences >= 1 && limits.max_sequences <= kMaxSequences, "limits.max_sequences is ", limits.max_sequences,
+            "; it must be from 1 to ", kMaxSequences, ".");
     expects(limits.max_rows >= 1, "limits.max_rows is ", limits.max_rows, "; it must be at least 1.");
-    expects(limits.max_context >= 1, "limits.max_context is ", limits.max_context, " tokens; it must be at least 1.");
+    expects(limits.max_context >= 1 && limits.max_context <= kMaxContext, "limits.max_context is ", limits.max_context,
+            " tokens; it must be from 1 to ", kMaxContext, ".");
     const std::int64_t per_sequence = blocks_for(limits.max_context, config.block_tokens);
-    expects(per_sequence <= kMaxIds / limits.max_sequences, "limits.max_sequences (", limits.max_sequences,
+    expects(per_sequence + 1 <= kMaxIds / limits.max_sequences, "limits.max_sequences (", limits.max_sequences,
             ") times limits.max_context (", limits.max_context, " tokens) is more than 2^31 - 1 blocks of ",
             config.block_tokens, " tokens; lower one of them.");
     const std::int64_t units = per_sequence * limits.max_sequences * config.shape.layers * sets_of(config);

@@ -52,7 +52,7 @@ public:
     virtual ~Executor() = default;
     /// How many tasks run at once, at least 1.
     virtual std::size_t concurrency() const noexcept = 0;
-    /// Calls `task(i)` for every i in [0, tasks). Not reentrant: a task never calls it.
+    /// Calls `task(i)` for every i in [0, tasks). Not reentrant: a task never calls it. Threads that share an executor may.
     virtual void parallel_for(std::size_t tasks, TaskRef task) = 0;
 };
 
@@ -119,6 +119,7 @@ public:
             for (std::size_t i = 0; i < tasks; ++i) { task(i); }
             return;
         }
+        const std::scoped_lock one_at_a_time(state.rounds);
         state.task = &task;
         state.tasks = tasks;
         state.next.store(0, std::memory_order_relaxed);
@@ -140,6 +141,7 @@ private:
         std::atomic<std::size_t> next{0};
         std::atomic<std::uint32_t> busy{0};  ///< workers that have not finished the round
         std::atomic<std::uint32_t> round{0}; ///< publishes what is above
+        std::mutex rounds; ///< held by the thread whose round it is
         std::mutex mutex;
         std::exception_ptr error;
 

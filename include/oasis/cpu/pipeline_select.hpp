@@ -130,7 +130,7 @@ void Pipeline<Policies>::reduce_set(std::int32_t row, std::int32_t set, std::int
                 scores[j] = std::max(scores[j], one[j]);
             } else { // of equally many heads each: the mean of all is monotonic in the sum of the means
                 const float high = std::max(scores[j], one[j]);
-                if (std::isfinite(high)) { scores[j] = high + std::log(std::exp(scores[j] - high) + std::exp(one[j] - high)); }
+                scores[j] = std::isfinite(high) ? high + std::log(std::exp(scores[j] - high) + std::exp(one[j] - high)) : high;
             }
         }
     }

@@ -14,6 +14,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace oasis {
@@ -59,19 +60,23 @@ public:
     {
         while (free_.empty() && !cached_.empty()) { drop_cached(cached_.front(), on_drop); }
         if (free_.empty()) { return std::nullopt; }
+        std::byte* const cell = native ? native_.take() : nullptr;
         const BlockId id = free_.back();
-        while (!store_->reserve(id)) {
-            if (cached_.empty()) { return std::nullopt; }
-            drop_cached(cached_.front(), on_drop);
+        free_.pop_back(); // before cached blocks are dropped, which become free
+        bool reserved = false;
+        try {
+            for (reserved = store_->reserve(id); !reserved && !cached_.empty(); reserved = store_->reserve(id)) {
+                drop_cached(cached_.front(), on_drop);
+            }
+        } catch (...) {
+            take_back(id, cell);
+            throw;
         }
-        free_.pop_back();
-        Block& block = (*this)[id];
-        block = {};
-        block.refs = 1;
-        if (native) {
-            block.native_refs = 1;
-            block.native = native_.take();
+        if (!reserved) {
+            take_back(id, cell);
+            return std::nullopt;
         }
+        (*this)[id] = {.refs = 1, .native_refs = native ? 1 : 0, .native = cell};
         ++live_;
         return id;
     }
@@ -104,7 +109,8 @@ public:
     void retain_native(BlockId id)
     {
         Block& block = (*this)[id];
-        if (block.native_refs++ == 0) { block.native = native_.take(); }
+        if (block.native_refs == 0) { block.native = native_.take(); }
+        ++block.native_refs;
     }
     void release_native(BlockId id)
     {
@@ -151,10 +157,16 @@ public:
     std::int64_t live() const noexcept { return live_; }
     std::int64_t cached() const noexcept { return static_cast<std::int64_t>(cached_.size()); }
     std::int64_t capacity() const noexcept { return static_cast<std::int64_t>(blocks_.size()); }
+    std::span<const BlockId> free_ids() const noexcept { return free_; }
     /// Blocks that can still be allocated, cached ones included.
     std::int64_t available() const noexcept { return static_cast<std::int64_t>(free_.size() + cached_.size()); }
 
 private:
+    void take_back(BlockId id, std::byte* cell) noexcept
+    {
+        free_.push_back(id);
+        if (cell) { native_.give(cell); }
+    }
     template <class OnDrop>
     void drop_cached(BlockId id, OnDrop&& on_drop)
     {

@@ -25,8 +25,10 @@ public:
         for (std::size_t i = slots; i < where_.size(); ++i) { on_erase(SlotId{static_cast<std::int32_t>(i)}); }
         where_.resize(slots, kAbsent);
         stamp_.resize(slots, 0);
-        heap_.reserve(slots);
-        frontier_.reserve(slots);
+        if (heap_.capacity() < slots) { // slots come one at a time
+            heap_.reserve(std::max(slots, 2 * heap_.capacity()));
+            frontier_.reserve(heap_.capacity());
+        }
     }
 
     /// The slot holds a block that was last read at `now`.

@@ -48,17 +48,21 @@ public:
     /// A new open group, held once; in native form unless it is only to be coded.
     GroupId allocate(bool native = true)
     {
-        GroupId id{};
         if (free_.empty()) {
-            id = GroupId{static_cast<std::int32_t>(groups_.size())};
+            if (free_.capacity() <= groups_.size()) { free_.reserve(2 * groups_.size() + 16); } // so that `release` never allocates
             groups_.emplace_back();
-        } else {
-            id = free_.back();
-            free_.pop_back();
+            free_.push_back(GroupId{static_cast<std::int32_t>(groups_.size() - 1)});
         }
-        Group& group = (*this)[id];
-        group = {.refs = 1, .native_refs = 0, .native = nullptr, .sealed = nullptr, .coded = coded_.take(), .closed = false, .last_block = BlockId::kNone};
-        if (native) { retain_native(id); }
+        const GroupId id = free_.back();
+        Group group{.refs = 1, .native_refs = 0, .native = nullptr, .sealed = nullptr, .coded = coded_.take(), .closed = false, .last_block = BlockId::kNone};
+        try {
+            if (native) { take_native(group); }
+        } catch (...) {
+            coded_.give(group.coded);
+            throw;
+        }
+        free_.pop_back();
+        (*this)[id] = group;
         return id;
     }
     void retain(GroupId id) { ++(*this)[id].refs; }
@@ -76,9 +80,11 @@ public:
     void retain_native(GroupId id)
     {
         Group& group = (*this)[id];
-        if (group.native_refs++ > 0) { return; }
-        group.native = native_.take();
-        if (stage_sealed_) { group.sealed = native_.take(); }
+        if (group.native_refs > 0) {
+            ++group.native_refs;
+        } else {
+            take_native(group);
+        }
     }
     void release_native(GroupId id)
     {
@@ -99,6 +105,12 @@ public:
         return id >= 0 && groups_[std::size_t(id)].refs > 0 && groups_[std::size_t(id)].closed && groups_[std::size_t(id)].last_block == last;
     }
 
+    /// Gives unused cells back to the system, but for so many bytes in native form; returns how many it kept.
+    std::size_t trim(std::size_t keep_native) noexcept
+    {
+        coded_.trim();
+        return native_.trim(keep_native);
+    }
     std::size_t native_bytes() const noexcept { return native_.bytes_in_use(); }
     std::size_t coded_bytes() const noexcept { return coded_.bytes_in_use(); }
     std::size_t bytes_per_group() const noexcept { return native_.cell_bytes() * (stage_sealed_ ? 2 : 1) + coded_.cell_bytes(); }
@@ -107,6 +119,19 @@ public:
     std::int64_t live() const noexcept { return static_cast<std::int64_t>(groups_.size() - free_.size()); }
 
 private:
+    void take_native(Group& group)
+    {
+        group.native = native_.take();
+        if (stage_sealed_) {
+            try {
+                group.sealed = native_.take();
+            } catch (...) {
+                native_.give(std::exchange(group.native, nullptr));
+                throw;
+            }
+        }
+        group.native_refs = 1;
+    }
     void drop_native(Group& group)
     {
         if (group.native) { native_.give(std::exchange(group.native, nullptr)); }

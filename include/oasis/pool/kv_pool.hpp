@@ -201,13 +201,11 @@ public:
         if (bytes == 0) {
             shape_.config.fast_bytes = 0;
             make_room(0, 0, 0, 0);
-            blocks_.native().trim();
             return fast_capacity();
         }
         const std::size_t least = other_bytes(0, 0, 0) + std::size_t(reserved_slots_ + shape_.landing_slots) * shape_.unit_bytes;
         shape_.config.fast_bytes = std::max(bytes, least);
         make_room(0, 0, 0, 0);
-        blocks_.native().trim();
         return shape_.config.fast_bytes;
     }
 
@@ -277,8 +275,18 @@ private:
     /// Fast memory that is not slots: native windows (at least what live sequences may need) and coded summaries.
     std::size_t other_bytes(std::int64_t more_sequences, std::size_t more_native, std::size_t more_coded) const noexcept
     {
+        return native_bytes(more_sequences, more_native) + groups_.coded_bytes() + more_coded;
+    }
+    std::size_t native_bytes(std::int64_t more_sequences, std::size_t more_native) const noexcept
+    {
         const std::size_t windows = std::size_t(active() + more_sequences) * shape_.window_bytes(groups_.native_bytes_per_group());
-        return std::max(windows, blocks_.native().bytes_in_use() + groups_.native_bytes() + more_native) + groups_.coded_bytes() + more_coded;
+        return std::max(windows, blocks_.native().bytes_in_use() + groups_.native_bytes() + more_native);
+    }
+    /// Unused cells are kept as far as native windows, or what is about to be taken, will need them.
+    void trim_cells(std::int64_t more_sequences, std::size_t more_native) noexcept
+    {
+        const std::size_t unused = native_bytes(more_sequences, more_native) - blocks_.native().bytes_in_use() - groups_.native_bytes();
+        groups_.trim(unused - blocks_.native().trim(unused));
     }
     /// Gives the slots what the rest leaves, evicting if need be; or says what is missing and changes nothing.
     std::optional<Full> make_room(std::int64_t more_sequences, std::int64_t more_slots, std::size_t more_native, std::size_t more_coded)
@@ -286,6 +294,7 @@ private:
         const std::int64_t least = reserved_slots_ + more_slots + shape_.landing_slots;
         if (shape_.config.fast_bytes == 0) {
             slots_.set_capacity(least);
+            trim_cells(more_sequences, more_native);
             return std::nullopt;
         }
         const std::size_t other = other_bytes(more_sequences, more_native, more_coded);
@@ -294,6 +303,7 @@ private:
             const std::size_t now = other_bytes(0, 0, 0) + std::size_t(reserved_slots_ + shape_.landing_slots) * shape_.unit_bytes;
             return Full{Tier::kFast, needed - std::min(now, needed), shape_.config.fast_bytes - std::min(now, shape_.config.fast_bytes)};
         }
+        trim_cells(more_sequences, more_native);
         slots_.set_capacity(static_cast<std::int64_t>((shape_.config.fast_bytes - other) / shape_.unit_bytes));
         return std::nullopt;
     }
@@ -302,8 +312,8 @@ private:
     void check_groups();
     void hold_native(Sequence& sequence, std::int32_t first_block, std::int32_t first_group, Reopened& reopened);
     void share_groups(Sequence& sequence, Reopened& reopened);
-    void expect_room_for_copy(const Sequence& sequence, TokenIndex length) const;
-    void own_last_block(Sequence& sequence, Reopened& reopened);
+    std::optional<BlockId> take_block_for_copy(const Sequence& sequence, TokenIndex length);
+    void own_last_block(Sequence& sequence, std::optional<BlockId> own, Reopened& reopened);
     void own_last_group(Sequence& sequence, Reopened& reopened);
     /// Calls `cell(bytes, size)` for every cell of native blocks and of groups that must be kept for `sequence`, in one order.
     template <class Cell>

@@ -58,6 +58,16 @@ void KVPool<Eviction, Store, Hasher>::check_blocks()
             }
         }
     });
+    std::vector<char> spare(refs.size());
+    for (const BlockId id : blocks_.free_ids()) {
+        if (refs[std::size_t(raw(id))] > 0 || blocks_[id].cached || spare[std::size_t(raw(id))]++ > 0) {
+            throw Error(detail::text("pool: block ", raw(id), " is free twice, or held"));
+        }
+    }
+    if (std::ssize(blocks_.free_ids()) + blocks_.live() + blocks_.cached() + blocks_.leaving() != shape_.blocks) {
+        throw Error(detail::text("pool: ", blocks_.free_ids().size(), " blocks are free, ", blocks_.live(), " live, ", blocks_.cached(), " cached and ",
+                                 blocks_.leaving(), " leaving of ", shape_.blocks));
+    }
     std::size_t cells = 0;
     std::int64_t live = 0;
     for (std::size_t i = 0; i < refs.size(); ++i) {

@@ -23,15 +23,27 @@ std::optional<Full> KVPool<Eviction, Store, Hasher>::try_grow(Sequence& sequence
     }
     const std::size_t native = std::size_t(more_blocks) * shape_.native_cell_bytes + std::size_t(more_groups) * groups_.native_bytes_per_group();
     if (const auto full = make_room(0, 0, native, std::size_t(more_groups) * groups_.coded_bytes_per_group()); full) { return full; }
-    for (std::int32_t i = 0; i < more_blocks; ++i) {
-        const auto block = blocks_.try_allocate(drop_slots());
-        if (!block) {
-            shrink(sequence, std::int64_t{have_blocks} * shape_.config.block_tokens);
-            return Full{Tier::kSlow, std::size_t(more_blocks) * shape_.slow_block_bytes(), std::size_t(i) * shape_.slow_block_bytes()};
+    const auto ready = [](auto& list, std::int32_t more) { // what is allocated below must not be lost to a full list
+        const std::size_t size = list.size() + std::size_t(more);
+        if (list.capacity() < size) { list.reserve(std::max(size, 2 * list.capacity())); }
+    };
+    ready(sequence.blocks, more_blocks);
+    ready(sequence.groups, more_groups);
+    const TokenIndex before = std::int64_t{have_blocks} * shape_.config.block_tokens;
+    try {
+        for (std::int32_t i = 0; i < more_blocks; ++i) {
+            const auto block = blocks_.try_allocate(drop_slots());
+            if (!block) {
+                shrink(sequence, before);
+                return Full{Tier::kSlow, std::size_t(more_blocks) * shape_.slow_block_bytes(), std::size_t(i) * shape_.slow_block_bytes()};
+            }
+            sequence.blocks.push_back(*block);
         }
-        sequence.blocks.push_back(*block);
+        for (std::int32_t i = 0; i < more_groups; ++i) { sequence.groups.push_back(groups_.allocate()); }
+    } catch (...) {
+        shrink(sequence, before);
+        throw;
     }
-    for (std::int32_t i = 0; i < more_groups; ++i) { sequence.groups.push_back(groups_.allocate()); }
     return std::nullopt;
 }
 
@@ -87,7 +99,7 @@ void KVPool<Eviction, Store, Hasher>::hold_native(Sequence& sequence, std::int32
 
 /// The last block is to be written to: a sealed or shared one becomes the sequence's own, native one.
 template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
-void KVPool<Eviction, Store, Hasher>::own_last_block(Sequence& sequence, Reopened& reopened)
+void KVPool<Eviction, Store, Hasher>::own_last_block(Sequence& sequence, std::optional<BlockId> own, Reopened& reopened)
 {
     const BlockId old = sequence.blocks.back();
     sequence.logical.drop_from(static_cast<std::int32_t>(sequence.blocks.size()) - 1, logical_observer(sequence)); // whoever shares it
@@ -99,7 +111,7 @@ void KVPool<Eviction, Store, Hasher>::own_last_block(Sequence& sequence, Reopene
         blocks_.unseal(old, drop_slots());
         return;
     }
-    const auto own = blocks_.try_allocate(drop_slots());
+    if (!own) { own = blocks_.try_allocate(drop_slots()); } // the cut has freed one
     if (!own) { throw Error(detail::text("slow tier: full, no block to copy shared block ", raw(old), " of sequence ", raw(sequence.id), " to")); }
     const auto decode = std::find_if(reopened.blocks.begin(), reopened.blocks.end(), [&](const auto& d) { return d.from == old; });
     if (decode != reopened.blocks.end()) {
@@ -129,29 +141,32 @@ void KVPool<Eviction, Store, Hasher>::own_last_group(Sequence& sequence, Reopene
     sequence.groups.back() = own;
 }
 
-/// A truncation inside a shared block needs a block for the copy: free already, or freed by the truncation itself.
+/// A truncation inside a shared block needs a block for the copy. Returns it, or none where none is needed or the truncation itself
+/// frees one; throws, with nothing changed, where there is none to be had.
 template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
-void KVPool<Eviction, Store, Hasher>::expect_room_for_copy(const Sequence& sequence, TokenIndex length) const
+std::optional<BlockId> KVPool<Eviction, Store, Hasher>::take_block_for_copy(const Sequence& sequence, TokenIndex length)
 {
     const auto keep = std::size_t(shape_.blocks_of(length));
-    if (length % shape_.config.block_tokens == 0 || blocks_[sequence.blocks[keep - 1]].refs == 1 || blocks_.available() > 0) { return; }
+    if (length % shape_.config.block_tokens == 0 || blocks_[sequence.blocks[keep - 1]].refs == 1) { return std::nullopt; }
+    if (const auto own = blocks_.try_allocate(drop_slots()); own) { return own; }
     const bool frees = std::any_of(sequence.blocks.begin() + static_cast<std::ptrdiff_t>(keep), sequence.blocks.end(),
-                                   [&](BlockId block) { return blocks_[block].refs == 1; });
+                                   [&](BlockId block) { return blocks_[block].refs == 1 && blocks_[block].transfers == 0; });
     if (!frees) {
         throw Error(detail::text("truncate: slow tier: full, no block (", shape_.slow_block_bytes(), " bytes) to copy shared block ",
                                  raw(sequence.blocks[keep - 1]), " of sequence ", raw(sequence.id), " to; remove a sequence or truncate to ",
                                  std::int64_t(keep - 1) * shape_.config.block_tokens, " tokens"));
     }
+    return std::nullopt;
 }
 
 template <EvictionPolicy Eviction, SlowStore Store, class Hasher>
 void KVPool<Eviction, Store, Hasher>::truncate(Sequence& sequence, TokenIndex length, Reopened& reopened)
 {
-    expect_room_for_copy(sequence, length);
+    const std::optional<BlockId> copy = take_block_for_copy(sequence, length);
     shrink(sequence, length);
     sequence.length = length;
     hold_native(sequence, shape_.first_native_block(length), shape_.first_native_group(length), reopened);
-    if (length % shape_.config.block_tokens != 0) { own_last_block(sequence, reopened); }
+    if (length % shape_.config.block_tokens != 0) { own_last_block(sequence, copy, reopened); }
     if (length % shape_.group_tokens() != 0) { own_last_group(sequence, reopened); }
     if (sequence.tokens.size() > std::size_t(length)) { sequence.tokens.resize(std::size_t(length)); }
     sequence.keys.resize(std::min<std::size_t>(sequence.keys.size(), std::size_t(length / shape_.config.block_tokens)));

@@ -5,9 +5,11 @@
 
 #include <oasis/core/error.hpp>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <span>
@@ -43,7 +45,7 @@ private:
     std::size_t size_ = 0;
 };
 
-/// Cells of one size, aligned to 128 bytes. Returned cells are reused before new ones are made, so its memory follows the peak, not the history.
+/// Cells of one size, aligned to 128 bytes. Returned cells are reused before new ones are made; `trim` gives them back to the system.
 class CellPool {
 public:
     explicit CellPool(std::size_t cell_bytes) : cell_bytes_(cell_bytes) {}
@@ -69,11 +71,15 @@ public:
         free_.push_back(cell);
         --in_use_;
     }
-    /// Gives unused cells back to the system.
-    void trim() noexcept
+    /// Gives unused cells back to the system, but for those that fit `keep` bytes; returns the bytes kept.
+    std::size_t trim(std::size_t keep = 0) noexcept
     {
-        for (std::byte* cell : free_) { ::operator delete(cell, std::align_val_t{128}); }
-        free_.clear();
+        const std::size_t most = keep / cell_bytes_;
+        while (free_.size() > most) {
+            ::operator delete(free_.back(), std::align_val_t{128});
+            free_.pop_back();
+        }
+        return free_.size() * cell_bytes_;
     }
     std::size_t cell_bytes() const noexcept { return cell_bytes_; }
     std::size_t in_use() const noexcept { return in_use_; }
@@ -91,7 +97,10 @@ public:
     explicit ReservedRange(std::size_t bytes) : bytes_(bytes ? bytes : 1)
     {
         void* p = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED) { throw Error(detail::text("fast tier: cannot reserve an address range of ", bytes_, " bytes")); }
+        if (p == MAP_FAILED) {
+            throw Error(detail::text("fast tier: cannot reserve an address range of ", bytes_, " bytes, one for every block that the slow tier can hold: ",
+                                     std::strerror(errno)));
+        }
         data_ = static_cast<std::byte*>(p);
     }
     ReservedRange(const ReservedRange&) = delete;
@@ -101,10 +110,15 @@ public:
     std::byte* data() const noexcept { return data_; }
     std::size_t size() const noexcept { return bytes_; }
 
+    static std::size_t page_bytes() noexcept
+    {
+        static const auto kPage = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+        return kPage;
+    }
     /// Drops the whole pages inside [offset, offset + bytes): they read as zeros until written again.
     void release(std::size_t offset, std::size_t bytes) noexcept
     {
-        static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+        const std::size_t page = page_bytes();
         const std::size_t begin = (offset + page - 1) / page * page;
         const std::size_t end = (offset + bytes) / page * page;
         if (begin < end) { ::madvise(data_ + begin, end - begin, MADV_DONTNEED); }

@@ -209,6 +209,7 @@ public:
                 slots_.emplace_back();
                 eviction_.resize(slots_.size());
             }
+            slots_[index(raw(retired_.back()))].retired = false;
             free_.push_back(retired_.back());
             retired_.pop_back();
             ++counts_.capacity;
@@ -223,8 +224,9 @@ public:
             } else {
                 break;
             }
-            memory_.release(static_cast<std::size_t>(raw(slot)) * options_.unit_bytes, options_.unit_bytes);
             retired_.push_back(slot);
+            slots_[index(raw(slot))].retired = true;
+            release_memory(slot);
             --counts_.capacity;
         }
         recount();
@@ -257,7 +259,26 @@ private:
         std::int32_t pins = 0;
         State state = State::kFree;
         bool prefetched = false;
+        bool retired = false; ///< beyond the capacity
     };
+
+    /// Gives a retired slot's pages back; those that it shares with neighbours when all of these are retired.
+    void release_memory(SlotId slot) noexcept
+    {
+        const std::size_t unit = options_.unit_bytes;
+        const std::size_t page = ReservedRange::page_bytes();
+        const auto unused = [&](std::size_t from, std::size_t to) {
+            for (std::size_t i = from / unit; i < std::min((to + unit - 1) / unit, slots_.size()); ++i) {
+                if (!slots_[i].retired) { return false; }
+            }
+            return true;
+        };
+        std::size_t begin = index(raw(slot)) * unit;
+        std::size_t end = begin + unit;
+        if (const std::size_t first = begin / page * page; unused(first, begin)) { begin = first; }
+        if (const std::size_t last = std::min((end + page - 1) / page * page, memory_.size()); unused(end, last)) { end = (end + page - 1) / page * page; }
+        memory_.release(begin, end - begin);
+    }
 
     static std::size_t index(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 

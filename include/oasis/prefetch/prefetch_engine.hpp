@@ -89,6 +89,8 @@ public:
             slot = slots_->try_acquire(unit, now, Victims::kAny);
         }
         if (!slot) { return std::nullopt; }
+        if (planned_at_.size() <= std::size_t(raw(*slot))) { planned_at_.resize(std::size_t(slots_->slots())); }
+        planned_at_[std::size_t(raw(*slot))] = planned_.size();
         planned_.push_back({.piece = {block, layer, set, *slot, slots_->generation(*slot)}, .target = slots_->data(*slot), .kind = kind, .sequence = sequence, .serial = serial_});
         return slot;
     }
@@ -140,8 +142,8 @@ public:
     void promote(SlotId slot)
     {
         if (in_background() && queue_.promote(slot)) { return; }
-        const auto planned = std::find_if(planned_.begin(), planned_.end(), [&](const Transfer& t) { return t.piece.slot == slot; });
-        if (planned != planned_.end()) { planned->wanted = true; }
+        const std::size_t at = std::size_t(raw(slot)) < planned_at_.size() ? planned_at_[std::size_t(raw(slot))] : planned_.size();
+        if (at < planned_.size() && planned_[at].piece.slot == slot) { planned_[at].wanted = true; }
     }
     /// No row waits for it any more.
     void demote(SlotId slot)
@@ -259,6 +261,7 @@ private:
     Blocks* blocks_;
     std::uint64_t serial_ = 0;
     std::vector<Transfer> planned_;
+    std::vector<std::size_t> planned_at_; ///< by slot: where it was planned last
     std::vector<Transfer> done_;
     std::vector<Settled> settled_;
     std::vector<Settled> early_;

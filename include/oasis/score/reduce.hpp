@@ -47,9 +47,6 @@ inline float log_normaliser(const float* x, std::int32_t blocks, std::int32_t bl
 
 } // namespace detail
 
-/// Query heads of a KV head, at most.
-inline constexpr int kMaxGroup = 256;
-
 /// Scores of one (row, KV head). kMax: the maximum over heads of the raw log masses. kSoftmaxMax: the maximum of (log
 /// mass - logZ of the head). kMean: the log of the mean of exp(log mass - logZ). logZ skips blocks that are not finite;
 /// heads whose log mass is NaN are skipped, and the score is NaN when all are. `first_block` is the position of entry
