@@ -149,6 +149,9 @@ TEST(RoomCases, UnusedCellsGoBackUnlessTheyAreAboutToBeUsed)
     for (std::byte* cell : taken) { cells.give(cell); }
     EXPECT_EQ(cells.trim(3 * 1024 + 1023), 3 * 1024U);
     EXPECT_EQ(cells.trim(), 0U);
+    CellPool empty(0); // of summaries that keep nothing
+    empty.give(empty.take());
+    EXPECT_EQ(empty.trim(), 0U);
 }
 
 } // namespace

@@ -51,7 +51,7 @@ public:
     explicit CellPool(std::size_t cell_bytes) : cell_bytes_(cell_bytes) {}
     CellPool(const CellPool&) = delete;
     CellPool& operator=(const CellPool&) = delete;
-    ~CellPool() { trim(); }
+    ~CellPool() { shrink(0); }
 
     std::byte* take()
     {
@@ -74,11 +74,7 @@ public:
     /// Gives unused cells back to the system, but for those that fit `keep` bytes; returns the bytes kept.
     std::size_t trim(std::size_t keep = 0) noexcept
     {
-        const std::size_t most = keep / cell_bytes_;
-        while (free_.size() > most) {
-            ::operator delete(free_.back(), std::align_val_t{128});
-            free_.pop_back();
-        }
+        shrink(cell_bytes_ > 0 ? keep / cell_bytes_ : free_.size()); // cells may have no bytes
         return free_.size() * cell_bytes_;
     }
     std::size_t cell_bytes() const noexcept { return cell_bytes_; }
@@ -86,6 +82,11 @@ public:
     std::size_t bytes_in_use() const noexcept { return in_use_ * cell_bytes_; }
 
 private:
+    void shrink(std::size_t most) noexcept
+    {
+        for (; free_.size() > most; free_.pop_back()) { ::operator delete(free_.back(), std::align_val_t{128}); }
+    }
+
     std::size_t cell_bytes_;
     std::size_t in_use_ = 0;
     std::vector<std::byte*> free_;
