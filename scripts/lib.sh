@@ -20,8 +20,8 @@ OASIS_PACKAGES_MODEL=(python3 python3-pip python3-venv unzip ca-certificates)
 # a small part of the context. The draft head guesses tokens, which are verified several at a time. All tiers are RAM
 # here, so there is nothing to fetch ahead.
 OASIS_EXAMPLE=(--chat --file /usr/share/common-licenses/GPL-3 --tokens 6000
-    --prompt "What is this text? Answer in two sentences." --max-tokens 96 --attend-budget 1024
-    --draft mtp --draft-window 64 --lookahead none)
+    --prompt "Explain to a child what this text is about." --max-tokens 160 --attend-budget 1024
+    --draft mtp --draft-window 64 --draft-floor 0.4 --lookahead none)
 
 say() { printf '== %s\n' "$*"; }
 
