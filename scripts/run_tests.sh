@@ -92,7 +92,7 @@ run_stage() {
     fi
     local names
     names="$(failures "build/$preset")"
-    if passes_alone "build/$preset" "${prefix[@]}"; then
+    if [[ -n "$names" ]] && passes_alone "build/$preset" "${prefix[@]}"; then
         passed+=("$preset")
         unsteady+=("$preset: $names")
     else

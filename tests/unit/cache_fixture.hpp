@@ -43,6 +43,14 @@ inline void fill_vector(std::uint64_t stream, Kind kind, LayerId layer, std::int
     for (float& x : out) { x = next(state) + (kind == Kind::kV ? 0.0F : 2.0F * next(slow)); }
 }
 
+/// Token ids of a stream's prompt: equal streams share prefixes.
+inline std::vector<TokenId> tokens_of(std::uint64_t stream, TokenIndex n)
+{
+    std::vector<TokenId> tokens;
+    for (TokenIndex p = 0; p < n; ++p) { tokens.push_back(static_cast<TokenId>(stream * 100'000 + std::uint64_t(p))); }
+    return tokens;
+}
+
 /// Drives one cache and keeps the output of every row it ran.
 class Engine {
 public:

@@ -174,5 +174,50 @@ TEST(CacheWindow, LongContextsKeepOnlyTheWindow)
     EXPECT_NO_THROW(cache->pool().check());
 }
 
+/// A block whose bound is infinite in one head may be what the row needs, whatever the other heads say.
+TEST(CacheSelect, AnUnboundedBlockOfAnyHeadComesFirstInLayerScope)
+{
+    constexpr TokenIndex kPrompt = 640;
+    constexpr TokenIndex kFar = 165;
+    for (const GroupReduction reduction : {GroupReduction::kMean, GroupReduction::kMax, GroupReduction::kSoftmaxMax}) {
+        CacheConfig c = small_config();
+        c.shape.layers = 1;
+        c.scope = SelectionScope::kLayer;
+        c.reduction = reduction;
+        c.summary = {SummaryKind::kMinMax, 16, SummaryCode::kF16};
+        c.budgets = {.attend = 64, .fetch = 64, .logical_resident = 64, .sink = 0, .recent = 16, .top_p = 1.0F};
+        c.dense_below = 0;
+        const auto cache = make_cache(c);
+        Engine engine(*cache);
+        const SequenceId id = cache->create({}).id;
+        const auto d = std::size_t(c.shape.head_dim);
+        std::vector<float> expected;
+        for (TokenIndex begin = 0; begin <= kPrompt; begin += 128) { // the last step is the decode row
+            const std::int32_t rows = begin < kPrompt ? 128 : 1;
+            LayerRows content(c.shape, 0, begin, rows);
+            std::fill(content.q.begin(), content.q.end(), 0.0F);
+            for (std::size_t i = 0; i < content.q.size(); i += d) { content.q[i] = 1.0F; }
+            for (std::int32_t r = 0; r < rows; ++r) {
+                float* const k = content.k.data() + std::size_t(r) * 2 * d;
+                if ((begin + r) / 16 == kFar / 16) { k[0] = -50.0F; } // head 0 would have it last
+                if (begin + r == kFar) {
+                    k[d] = 1e6F; // beyond f16
+                    expected.assign(content.v.begin() + (2 * r + 1) * std::ptrdiff_t(d), content.v.begin() + (2 * r + 2) * std::ptrdiff_t(d));
+                }
+            }
+            const RowGroup group{.sequence = id, .verify_rows = rows == 1 ? 1 : 0, .prefill_tokens = rows == 1 ? 0 : rows};
+            Step step = cache->begin_step(engine.queue(), {&group, 1});
+            cache->enqueue_attend(engine.queue(), step, 0, content.args());
+            const Accepted all{rows, {}};
+            cache->commit(engine.queue(), std::move(step), {&all, 1});
+            if (rows > 1) { continue; }
+            for (std::size_t h = 3; h < 6; ++h) { // the query heads of head 1 attend to that token alone
+                const std::vector<float> out(content.out.begin() + std::ptrdiff_t(h * d), content.out.begin() + std::ptrdiff_t((h + 1) * d));
+                EXPECT_EQ(out, expected) << "head " << h << " reduction " << int(reduction);
+            }
+        }
+    }
+}
+
 } // namespace
 } // namespace oasis::test

@@ -18,13 +18,6 @@ using Table = SlotTable<LruEviction>;
 
 constexpr std::int32_t kBlock = 16;
 
-std::vector<TokenId> tokens_of(std::uint64_t stream, TokenIndex n)
-{
-    std::vector<TokenId> tokens;
-    for (TokenIndex p = 0; p < n; ++p) { tokens.push_back(static_cast<TokenId>(stream * 100'000 + std::uint64_t(p))); }
-    return tokens;
-}
-
 /// Outputs of a sequence that nobody disturbs: prompt, then decoded rows.
 Outputs undisturbed(const CacheConfig& c, std::uint64_t stream, TokenIndex prompt, std::int32_t rows)
 {

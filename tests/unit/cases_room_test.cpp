@@ -5,7 +5,6 @@
 #include "background_fixture.hpp"
 
 #include <new>
-#include <numeric>
 #include <stdexcept>
 
 namespace oasis::test {
@@ -19,20 +18,13 @@ template <class Answer> std::shared_ptr<fault::StoreFaults> reserves(Answer answ
     return faults;
 }
 
-std::vector<TokenId> tokens_of(std::int32_t n)
-{
-    std::vector<TokenId> out(std::size_t(n), 0);
-    std::iota(out.begin(), out.end(), 0);
-    return out;
-}
-
 TEST(RoomCases, ACachedPrefixMakesRoomInAStoreThatIsFull)
 {
     int refusals = 0;
     const auto cache = cache_over(missing_config(), reserves([&] { return refusals > 0 && refusals-- > 0; }));
     Engine engine(*cache);
     const SequenceId gone = cache->create({}).id;
-    engine.prefill(gone, 1, 640, 100, tokens_of(640));
+    engine.prefill(gone, 1, 640, 100, tokens_of(1, 640));
     cache->remove(gone);
     ASSERT_GT(cache->pool().blocks().cached(), 2);
     const SequenceId a = cache->create({}).id;
@@ -108,7 +100,7 @@ TEST(RoomCases, ACallbackThatThrowsLosesNeitherEventsNorSequences)
     const auto cache = cache_over(c, std::make_shared<fault::StoreFaults>(), callbacks);
     Engine engine(*cache);
     const SequenceId gone = cache->create({}).id;
-    engine.prefill(gone, 1, 96, 96, tokens_of(96));
+    engine.prefill(gone, 1, 96, 96, tokens_of(1, 96));
     cache->remove(gone);
     const SequenceId a = cache->create({}).id;
     engine.prefill(a, 2, 136);
@@ -141,7 +133,21 @@ TEST(RoomCases, MemoryOfRetiredSlotsGoesWhateverTheirSize)
     }
 }
 
-TEST(RoomCases, UnusedCellsGoBackUnlessTheyAreAboutToBeUsed)
+TEST(RoomCases, UnusedCellsAreKeptForNativeWindowsAlone)
+{
+    FloatCache floats(missing_config());
+    Engine engine(floats);
+    const auto unused = [&] { return floats.pool().blocks().native().trim(SIZE_MAX); };
+    const std::size_t cell = floats.pool().shape().native_cell_bytes;
+    const SequenceId id = floats.create({}).id;
+    engine.prefill(id, 1, 640, 128); // a chunk is native until it is sealed
+    engine.decode(id, 1, 20);
+    EXPECT_LE(unused(), 4 * cell) << "a window of 32 tokens, the open block and one that the row begins";
+    floats.remove(id);
+    EXPECT_EQ(unused(), 0U);
+}
+
+TEST(RoomCases, CellsGoBackDownToWhatIsKept)
 {
     CellPool cells(1024);
     std::vector<std::byte*> taken;

@@ -261,14 +261,6 @@ private:
     }
 };
 
-/// Token ids of a stream's prompt: equal streams share prefixes.
-inline std::vector<TokenId> tokens_of(std::uint64_t stream, TokenIndex n)
-{
-    std::vector<TokenId> tokens;
-    for (TokenIndex p = 0; p < n; ++p) { tokens.push_back(static_cast<TokenId>(stream * 100'000 + std::uint64_t(p))); }
-    return tokens;
-}
-
 /// Rows of stream 1 that nobody disturbs.
 inline Outputs undisturbed(const CacheConfig& c, TokenIndex prompt, std::int32_t rows, std::uint64_t stream = 1)
 {

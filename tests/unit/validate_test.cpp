@@ -48,7 +48,6 @@ TEST_P(ValidateRefuses, WithFieldValueAndWhatIsAllowed)
     }
 }
 
-
 const Bad kBad[] = {
     {"NoLayers", [](CacheConfig& c) { c.shape.layers = 0; }, {"shape.layers is 0", "1 to 4096"}},
     {"NoHeads", [](CacheConfig& c) { c.shape.kv_heads = 0; }, {"shape.kv_heads is 0"}},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the decoder has to know of a model, from config.json or from GGUF keys. A setting that is not implemented and
-// would change the results is refused by name, never ignored.
+// What the decoder has to know of a model, from config.json or from GGUF keys. Settings that would change the results and
+// that it does not know are refused by name, never ignored.
 #pragma once
 
 #include "model/gguf.hpp"

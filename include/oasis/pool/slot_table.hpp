@@ -276,7 +276,7 @@ private:
         std::size_t begin = index(raw(slot)) * unit;
         std::size_t end = begin + unit;
         if (const std::size_t first = begin / page * page; unused(first, begin)) { begin = first; }
-        if (const std::size_t last = std::min((end + page - 1) / page * page, memory_.size()); unused(end, last)) { end = (end + page - 1) / page * page; }
+        if (const std::size_t last = (end + page - 1) / page * page; unused(end, last)) { end = last; }
         memory_.release(begin, end - begin);
     }
 

@@ -89,7 +89,7 @@ public:
             slot = slots_->try_acquire(unit, now, Victims::kAny);
         }
         if (!slot) { return std::nullopt; }
-        if (planned_at_.size() <= std::size_t(raw(*slot))) { planned_at_.resize(std::size_t(slots_->slots())); }
+        if (planned_at_.size() <= std::size_t(raw(*slot))) { planned_at_.resize(slots_->slots()); }
         planned_at_[std::size_t(raw(*slot))] = planned_.size();
         planned_.push_back({.piece = {block, layer, set, *slot, slots_->generation(*slot)}, .target = slots_->data(*slot), .kind = kind, .sequence = sequence, .serial = serial_});
         return slot;
